@@ -134,7 +134,7 @@ func (s *Summary) collect(to string, o CollectOptions) error {
 	if err := s.Write(target); err != nil {
 		return err
 	}
-	if !o.Move || s.Ended == EndNone {
+	if !o.Move || !s.gone() {
 		return nil
 	}
 	for _, name := range copied {

@@ -55,7 +55,7 @@ func (f *Folder) WriteMetrics(w io.Writer, since time.Time) error {
 	var rows []row
 	at := map[string]int{}
 	for _, s := range f.Summaries {
-		if s.Ended != EndNone || s.UpdatedUS < since.UnixMicro() {
+		if s.gone() || s.UpdatedUS < since.UnixMicro() {
 			continue
 		}
 		for i := range s.Devices {

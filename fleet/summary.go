@@ -66,8 +66,9 @@ type Summary struct {
 	StartedUS int64  `json:"started_us"`
 	UpdatedUS int64  `json:"updated_us"` // when this was written
 	Ended     string `json:"ended"`
-	Marks     string `json:"marks"` // what marked the steps: "cistern.step", "optimizer", "" where there are none
-	Steps     int64  `json:"steps"` // marked so far
+	Status    int    `json:"status,omitempty"` // with which it failed, negative for a signal, as its launcher says; 0: unknown, or none
+	Marks     string `json:"marks"`            // what marked the steps: "cistern.step", "optimizer", "" where there are none
+	Steps     int64  `json:"steps"`            // marked so far
 	SpentUS   int64  `json:"spent_us"`
 
 	Recordings []string `json:"recordings,omitempty"` // files beside this one
@@ -121,6 +122,9 @@ type Failure struct {
 	Free      uint64 `json:"free_bytes"` // of the device
 	Recording string `json:"recording,omitempty"`
 }
+
+// gone reports whether the process is known to have ended.
+func (s *Summary) gone() bool { return s.Ended != EndNone || s.Status != 0 }
 
 // Identity is the process that the summary is of.
 func (s *Summary) Identity() recording.Identity {
@@ -238,6 +242,9 @@ func (s *Summary) check() error {
 		checkNumber("steps", s.Steps), checkNumber("spent_us", s.SpentUS)); err != nil {
 		return err
 	}
+	if s.Status < -mostSignal || s.Status > math.MaxInt32 {
+		return fmt.Errorf("status %d; expected %d to %d", s.Status, -mostSignal, math.MaxInt32)
+	}
 	for name, n := range s.Coordinates {
 		if n < 0 || n > math.MaxInt32 {
 			return fmt.Errorf("%d for the coordinate %s; expected 0 to %d", n, name, math.MaxInt32)
@@ -280,6 +287,9 @@ func (d *Device) check() error {
 // mostNumber is the largest number of a summary, of bytes 8 PiB, of microseconds 285 years: sums and differences of a few do not overflow,
 // and every reader of JSON has them exactly.
 const mostNumber = 1 << 53
+
+// mostSignal is more than the number of any signal.
+const mostSignal = 128
 
 func checkNumber[T int | int64 | uint64](key string, n T) error {
 	if n < 0 || uint64(n) > mostNumber {

@@ -471,6 +471,10 @@ int cistern_stack_text(uint32_t stack, char *buf, size_t n);
  * An error in writing is a line on standard error; the request fails as without reports, at most 5 s later. */
 int cistern_report(const char *dir, int child);
 
+/* cistern_last_report writes the path of the file of the calling thread's last failure into buf, at most n bytes with the final 0,
+ * and returns its length. It is 0, and "", where no file was written. */
+size_t cistern_last_report(char *buf, size_t n);
+
 /* ---- snapshot and history ------------------------------------------------------------------------------------- */
 
 typedef struct cistern_segment {

@@ -36,6 +36,7 @@ _FUNCTIONS = (
     ("cistern_stack_usage", ctypes.c_int, [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
     ("cistern_stack_text", ctypes.c_int, [ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t]),
     ("cistern_report", ctypes.c_int, [ctypes.c_char_p, ctypes.c_int]),
+    ("cistern_last_report", ctypes.c_size_t, [ctypes.c_char_p, ctypes.c_size_t]),
 )
 
 _lock = threading.RLock()
@@ -148,6 +149,13 @@ def has_history() -> bool:
         return False
     enabled: Any = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return enabled is not None and bool(enabled())
+
+
+def last_report() -> str:
+    """The file of the calling thread's last failure, "" where there is none."""
+    path = ctypes.create_string_buffer(4096)
+    n = int(_lib().cistern_last_report(path, len(path)))
+    return os.fsdecode(path.value) if n < len(path) else ""
 
 
 def report(folder: "Optional[Path]", child: bool) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from . import _library
+from . import _agent, _library
 from ._errors import CisternError, say
 from ._version import version
 
@@ -60,6 +60,7 @@ def begin(torch: Any, allocator: str) -> Any:
     global recorder
     recorder = Recorder(torch, allocator, os.environ["_CISTERN_FLEET"])
     recorder.follow_optimizers()
+    _agent.follow(recorder.folder, machine())
     os.register_at_fork(after_in_child=_forked)
     if torch.cuda.is_initialized():
         recorder.start()
@@ -151,7 +152,9 @@ class Device:
         if self.on_cistern and _library.running_already():
             from . import _stats
 
-            return _stats.as_torch(_stats.read(_library.load(), self.ordinal))
+            s = _stats.read(_library.load(), self.ordinal)
+            self.about["limit_bytes"] = int(s.limit)
+            return _stats.as_torch(s)
         found: Dict[str, Any] = self.torch.cuda.memory_stats_as_nested_dict(self.ordinal)
         return found
 
@@ -195,7 +198,9 @@ class Device:
         found = {"time_us": now, "step": step, "requested_bytes": int(requested), "allocated_bytes": allocated,
                  "reserved_bytes": reserved, "split_bytes": split, "free_bytes": int(free)}
         if len(self.failures) == MOST_FAILURES:
-            self.failures.pop()
+            before = self.failures.pop()
+            if "recording" in before:  # until this one has a file, the newest is that
+                found["recording"] = before["recording"]
         self.failures.append(found)
         return found
 
@@ -271,11 +276,12 @@ class Recorder:
                     self.marks = by
                 self.steps += 1
                 now = time.time_ns() // 1000
-                if not self.devices or self.steps & (self.steps - 1) == 0:
+                known = len(self.devices)
+                if not known or self.steps & (self.steps - 1) == 0:
                     self.find_devices()
                 for device in self.devices.values():
                     device.mark(self.steps, now)
-            if self.parts.due():
+            if self.parts.due() or len(self.devices) > known:  # a process that is killed soon has been there
                 self.wake.set()
         except Exception as e:
             self.complain(e)
@@ -295,10 +301,15 @@ class Recorder:
     def out_of_memory(self, device: int, allocation: int, total: int, free: int) -> None:
         """PyTorch's observer of failed requests."""
         try:
+            file = self.file_of_failure()
             with self.lock:
                 if device not in self.devices:
                     self.devices[device] = Device(self.torch, device, self.allocator == "cistern")
-                self.devices[device].failed(self.steps, time.time_ns() // 1000, allocation, free)
+                failure = self.devices[device].failed(self.steps, time.time_ns() // 1000, allocation, free)
+                if file:
+                    failure["recording"] = file
+                    if file not in self.recordings:  # of failures but the first the newest has the same
+                        self.recordings.append(file)
                 few = self.devices[device].ooms <= MOST_FAILURES
             if few:
                 self.write()
@@ -306,6 +317,15 @@ class Recorder:
                 self.wake.set()
         except Exception as e:
             self.complain(e)
+
+    def file_of_failure(self) -> str:
+        """The file that Cistern has written of the failure of this thread, where it lies beside the summary; else nothing."""
+        if self.allocator != "cistern" or not _library.running_already():
+            return ""
+        from . import _attribution
+
+        folder, name = os.path.split(_attribution.last_report())
+        return name if folder and os.path.realpath(folder) == os.path.realpath(self.folder) else ""
 
     def recording_of_failure(self, device: int, name: str) -> None:
         with self.lock:
@@ -487,8 +507,12 @@ def name_of_process() -> str:
     """Of no two processes the same, also on a file system that many nodes share."""
     rank = os.environ.get("RANK", "")
     first = "rank%05d" % int(rank) if rank.isdigit() else "process"
-    host = "".join(c if c.isalnum() or c == "-" else "-" for c in socket.gethostname())[:64]
-    return "%s-%s-%d-%x" % (first, host, os.getpid(), time.time_ns() // 1000000)
+    return "%s-%s-%d-%x" % (first, machine(), os.getpid(), time.time_ns() // 1000000)
+
+
+def machine() -> str:
+    """The name of this machine as a part of a file's."""
+    return "".join(c if c.isalnum() or c == "-" else "-" for c in socket.gethostname())[:64]
 
 
 def variables() -> Dict[str, str]:
