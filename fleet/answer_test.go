@@ -172,6 +172,14 @@ func TestPlanted(t *testing.T) {
 				s.Status = 4 - rank
 			}
 		}},
+		{name: "ranks that lose another one", want: []string{"out_of_memory [3]", "ended [3]"}, limit: 3, cause: fleet.CauseUsed, plant: func(rank int, s *fleet.Summary) {
+			if rank >= 3 && rank <= 5 {
+				s.Status = 1
+			}
+			if rank == 3 {
+				fleettest.Fail(s, 100<<30)
+			}
+		}},
 		{name: "other requests", want: []string{"requests [5]"}, limit: -1, plant: func(rank int, s *fleet.Summary) {
 			if rank == 5 {
 				s.Devices[0].Series.Requests[60]++

@@ -263,9 +263,15 @@ func (a *Answer) endedEarly() {
 
 // failedFirst is of ranks of which their launcher says how they failed. It reports whether there are some.
 func (a *Answer) failedFirst(killed []*Rank) bool {
-	status := map[int]int{}
+	status, short := map[int]int{}, false
 	for _, r := range a.ranks {
 		status[r.ID.Rank] = r.Summary.Status
+		short = short || r.Summary.Status > 0 && r.Device.OOMs > 0
+	}
+	for _, r := range a.ranks { // ranks that lose another one end with a status as well
+		if short && r.Summary.Status > 0 && r.Device.OOMs == 0 {
+			delete(status, r.ID.Rank)
+		}
 	}
 	first, text := howFailed(status)
 	if len(first) == 0 {

@@ -38,17 +38,20 @@ def plan(seed):
 
 # ---- a rank ----------------------------------------------------------------------------------------------------------
 
-def wait_for_summary():
-    """Until this process has left a summary with its GPU in it, as any has that lives for some seconds."""
+def wait_for_summaries(attempt):
+    """Until all ranks have left a summary with their GPU in it, as any has that lives for some seconds."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
+        there = 0
         for name in os.listdir(os.environ["RANKS_FOLDER"]):
-            if f"-{os.getpid()}-" in name and name.endswith(".summary.json") and not name.startswith("."):
+            if name.endswith(".summary.json") and not name.startswith("."):
                 with open(os.path.join(os.environ["RANKS_FOLDER"], name)) as f:
-                    if json.load(f)["devices"]:
-                        return
+                    summary = json.load(f)
+                there += bool(summary["devices"]) and summary["variables"]["TORCHELASTIC_RESTART_COUNT"] == str(attempt)
+        if there == RANKS:
+            return
         time.sleep(0.02)
-    raise SystemExit("no summary of this process has a device after 120 s")
+    raise SystemExit("not all ranks have left a summary after 120 s")
 
 
 def rank(job, p):
@@ -56,8 +59,10 @@ def rank(job, p):
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
-    me, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    me, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    # PyTorch 2.11 keeps the addresses of the attempt before in its store, and gloo would connect to those.
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    dist.init_process_group("gloo", store=dist.PrefixStore(f"attempt{attempt}", store), rank=me, world_size=RANKS)
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     cistern.fleet.describe(dp=me)
     large = me == p["large"]
@@ -74,9 +79,10 @@ def rank(job, p):
         weights.grad.copy_(mean / RANKS)
         optimizer.step()
         if me == p["killed"] and step == p["killed_at"] and (job == "killed" or attempt == 0):
-            wait_for_summary()
+            wait_for_summaries(attempt)
             os.kill(os.getpid(), signal.SIGKILL)
         if large and job == "restarted" and attempt == 1 and step == p["fails_at"]:
+            wait_for_summaries(attempt)
             held = held, torch.empty(LIMIT - MORE, dtype=torch.uint8, device="cuda")
         del batch
     dist.destroy_process_group()
