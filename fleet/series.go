@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+
+	"github.com/cistern-gpu/cistern/event"
 )
 
 // MostRows is how many rows a series has at most. When there are more steps, each row stands for twice as many.
@@ -24,8 +26,8 @@ type Series struct {
 	// Requests and Requested are the number and the bytes of the requests of the row.
 	Requests  []uint64 `json:"requests"`
 	Requested []uint64 `json:"requested_bytes"`
-	// Hash is over the sizes of the requests of the row in their order; 0 is unknown. `cistern fleet collect` computes
-	// it from the recording.
+	// Hash is over the sizes of the requests of the row in their order; 0 is unknown. A process on Cistern with a
+	// history computes it; else `cistern fleet collect` does from the recording.
 	Hash []uint64 `json:"hash,omitempty"`
 }
 
@@ -95,7 +97,7 @@ func (s *Series) check() error {
 func (s *Series) Add(r Row) {
 	s.Every = max(1, s.Every)
 	if r.HashSum != 0 {
-		r.HashSum = Mix(r.HashSum, uint64(r.Step))
+		r.HashSum = event.Mix(r.HashSum, uint64(r.Step))
 	}
 	s.join(r)
 	for len(s.Step) > MostRows {
@@ -171,19 +173,4 @@ func merge(a, b Row) Row {
 		b.HashSum = max(1, a.HashSum+b.HashSum) // in whatever order rows are merged
 	}
 	return b
-}
-
-// HashStart is the hash of no sizes.
-const (
-	HashStart = 14695981039346656037
-	hashPrime = 1099511628211
-)
-
-// Mix takes the next size into the hash of a sequence, which is never 0.
-func Mix(hash, size uint64) uint64 {
-	for range 8 {
-		hash = (hash ^ size&0xff) * hashPrime
-		size >>= 8
-	}
-	return max(1, hash)
 }

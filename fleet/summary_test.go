@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cistern-gpu/cistern/event"
 )
 
 // sample is a summary with all fields set.
@@ -84,7 +86,7 @@ func TestSeries(t *testing.T) {
 	var a, b Series
 	const steps = 5000
 	for i := int64(1); i <= steps; i++ {
-		a.Add(Row{Step: i, TimeUS: i, Now: uint64(i), Peak: uint64(2 * i), Requests: 3, Requested: uint64(i), HashSum: Mix(HashStart, uint64(i))})
+		a.Add(Row{Step: i, TimeUS: i, Now: uint64(i), Peak: uint64(2 * i), Requests: 3, Requested: uint64(i), HashSum: event.Mix(event.HashStart, uint64(i))})
 	}
 	if err := a.check(); err != nil {
 		t.Fatal(err)
@@ -106,7 +108,7 @@ func TestSeries(t *testing.T) {
 	// One that skipped a step differs in that row alone.
 	for i := int64(1); i <= steps; i++ {
 		if i != 17 {
-			b.Add(Row{Step: i, TimeUS: i, Now: uint64(i), Peak: uint64(2 * i), Requests: 3, Requested: uint64(i), HashSum: Mix(HashStart, uint64(i))})
+			b.Add(Row{Step: i, TimeUS: i, Now: uint64(i), Peak: uint64(2 * i), Requests: 3, Requested: uint64(i), HashSum: event.Mix(event.HashStart, uint64(i))})
 		}
 	}
 	b.At(8)

@@ -537,6 +537,10 @@ enum {
 int cistern_history(int device, size_t n);
 int cistern_history_drain(int device, cistern_event *buf, size_t cap, size_t *n, uint64_t *lost);
 
+/* cistern_history_hash writes the hash of the sizes of the requests that were met since the last call, in their order, also of those
+ * that the history does not hold any more: FNV-1a over words of 8 bytes. It is 0 while there is no history. */
+int cistern_history_hash(int device, uint64_t *hash);
+
 /* ---- sharing with other processes ----------------------------------------------------------------------------- */
 
 /* cistern_share makes the allocation that starts at ptr available to other processes of the same user. It writes a handle of

@@ -522,6 +522,13 @@ PUBLIC int cistern_history(int device, size_t n) {
   return coreHistory(device, n);
 }
 
+PUBLIC int cistern_history_hash(int device, uint64_t *hash) {
+  NEED(hash);
+  *hash = 0;
+  GUARD;
+  return coreHistoryHash(device, hash);
+}
+
 PUBLIC int cistern_history_drain(int device, cistern_event *buf, size_t cap, size_t *n, uint64_t *lost) {
   NEED(n);
   *n = 0;

@@ -32,7 +32,7 @@ FULL = 0.7
 EVENTS = 3  # of each request: alloc, free_requested, free_completed
 
 _COLUMNS = ("step", "time_us", "allocated_bytes", "peak_allocated_bytes", "reserved_bytes", "outside_bytes", "requests",
-            "requested_bytes")
+            "requested_bytes", "hash")
 
 # The recorder of this process; None: nothing is recorded.
 recorder: "Optional[Recorder]" = None
@@ -101,14 +101,28 @@ class Series:
     def join(self, row: List[int]) -> None:
         if self.rows and (self.rows[-1][0] - 1) // self.every == (row[0] - 1) // self.every:
             a = self.rows.pop()
-            row = row[:3] + [max(a[3], row[3]), max(a[4], row[4]), max(a[5], row[5]), a[6] + row[6], a[7] + row[7]]
+            row = row[:3] + [max(a[3], row[3]), max(a[4], row[4]), max(a[5], row[5]), a[6] + row[6], a[7] + row[7],
+                             max(1, (a[8] + row[8]) & WORD) if a[8] and row[8] else 0]
         self.rows.append(row)
 
     def columns(self) -> Dict[str, Any]:
         found: Dict[str, Any] = {"every": self.every}
         for i, name in enumerate(_COLUMNS):
             found[name] = [row[i] for row in self.rows]
+        if not any(found["hash"]):
+            del found["hash"]
         return found
+
+
+WORD = (1 << 64) - 1
+
+
+def mixed(value: int, size: int) -> int:
+    """event.Mix in Go: the hash of a sequence with one more number."""
+    for _ in range(8):
+        value = (value ^ size & 0xff) * 1099511628211 & WORD
+        size >>= 8
+    return max(1, value)
 
 
 class Device:
@@ -191,7 +205,16 @@ class Device:
         # Counters that are smaller than before were set back by the program.
         self.series.add([step, now, allocated, known, reserved, self.outside,
                          total[0] - requests if total[0] >= requests else total[0],
-                         total[1] - their_bytes if total[1] >= their_bytes else total[1]])
+                         total[1] - their_bytes if total[1] >= their_bytes else total[1], self.hash(step)])
+
+    def hash(self, step: int) -> int:
+        """Of the requests of a step, where Cistern keeps a history; else 0."""
+        from . import _attribution
+
+        if not self.on_cistern or not _attribution.current().history or not _library.running_already():
+            return 0
+        value = _attribution.history_hash(self.ordinal)
+        return mixed(value, step) if value else 0
 
     def failed(self, step: int, now: int, requested: int, free: int) -> Dict[str, Any]:
         allocated, reserved, split, _ = self.look(self.read(), step, now, free=True)

@@ -424,6 +424,35 @@ class Fleet(Case):
         text = subprocess.run([COMMAND, "fleet", self.path("runs")], stdout=subprocess.PIPE, env=self.environment(), timeout=600, check=True, universal_newlines=True)
         self.assertIn("\n  cistern report " + report + "\n", text.stdout)
 
+    def test_hashes_on_cistern(self):
+        # With a history the hash of each step's requests is there as the process runs, and is the one that is computed of the recording.
+        self.ranks(2, None, conf="driver:sim:1GiB,history:1000")
+        one, other = (s["devices"][0]["steps"] for s in self.summaries())
+        self.assertEqual((len(one["hash"]), 0 in one["hash"]), (20, False))
+        self.assertEqual(one["hash"], other["hash"])
+        for file in glob.glob(self.path("runs", "*.summary.json")):
+            with open(file) as f:
+                summary = json.load(f)
+            del summary["devices"][0]["steps"]["hash"]
+            self.write(file, json.dumps(summary))
+        subprocess.run([COMMAND, "fleet", "collect", self.path("runs"), self.path("all")], env=self.environment(), stderr=subprocess.PIPE, timeout=600, check=True)
+        found = [s["devices"][0]["steps"].get("hash") for s in self.summaries("all")]
+        self.assertEqual([n for n in found[0] if n], [n for n, m in zip(one["hash"], found[0]) if m])
+        self.assertGreater(len([n for n in found[0] if n]), 10)
+
+    def test_hash_of_many_steps(self):
+        from cistern import _fleet
+
+        s = _fleet.Series()
+        for step in range(1, 2 * _fleet.MOST_ROWS + 1):
+            s.add([step, step, 0, 0, 0, 0, 1, 1, _fleet.mixed(step, step)])
+        columns = s.columns()
+        self.assertEqual((columns["every"], len(columns["hash"])), (2, _fleet.MOST_ROWS))
+        self.assertEqual(columns["hash"][7], (_fleet.mixed(15, 15) + _fleet.mixed(16, 16)) % (1 << 64))
+        s.add([step + 1, 0, 0, 0, 0, 0, 1, 1, 0])
+        s.add([step + 2, 0, 0, 0, 0, 0, 1, 1, 5])
+        self.assertEqual(s.columns()["hash"][-1], 0)
+
     def test_recordings_on_cistern(self):
         # The history is written whenever it is nearly full, and what is more than the size allows is removed.
         self.ranks(1, None, conf="driver:sim:1GiB,history:60")
