@@ -168,7 +168,7 @@ class Device:
 
             s = _stats.read(_library.load(), self.ordinal)
             self.about["limit_bytes"] = int(s.limit)
-            return _stats.as_torch(s)
+            return _stats.few_as_torch(s)
         found: Dict[str, Any] = self.torch.cuda.memory_stats_as_nested_dict(self.ordinal)
         return found
 
@@ -286,7 +286,7 @@ class Recorder:
 
     def mark(self, by: str) -> None:
         """Never raises: the program comes first."""
-        began = time.perf_counter()
+        began = time.thread_time()
         try:
             with self.lock:
                 if not self.started:
@@ -308,7 +308,7 @@ class Recorder:
                 self.wake.set()
         except Exception as e:
             self.complain(e)
-        self.spent += time.perf_counter() - began
+        self.spent += time.thread_time() - began
 
     def find_devices(self) -> None:
         for ordinal in range(self.torch.cuda.device_count()):
@@ -423,7 +423,7 @@ class Recorder:
     def write_now(self) -> None:
         temporary: Optional[str] = None
         try:
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.thread_time()
             with self.lock:
                 self.find_devices()
                 now = time.time_ns() // 1000
@@ -437,7 +437,7 @@ class Recorder:
             os.replace(temporary, os.path.join(self.folder, self.name + ".summary.json"))
             temporary = None
             self.took = time.perf_counter() - began
-            self.spent += self.took
+            self.spent += time.thread_time() - cpu
             self.wrote()
         except Exception as e:
             self.complain(e)
