@@ -6,7 +6,7 @@ GO ?= go
 TRACE ?= recording/testdata/gpt2_varlen.pickle.gz
 CAPACITY ?= 20.2GiB
 
-.PHONY: help demo test test-go test-python test-web slow recordings build library plain audit adapters prebuilt wheel release command install install-command web bench soak fuzz race race-rest cross lint model docs engines kubernetes slurm gpu-bundle gpu-test gpu-bench clean tools fidelity
+.PHONY: help demo test test-go test-python test-web slow recordings build library plain audit adapters prebuilt wheel release command install install-command web bench soak fuzz race race-rest cross lint model docs engines kubernetes slurm gpu-bundle gpu-test gpu-bench clean tools fidelity ranks
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo 'make release     dist/: wheels, commands, C library, checksums, for x86-64 and aarch64 (downloads 9 GB once)'
 	@echo 'make adapters    the adapter for each release of PyTorch, and its tests on each'
 	@echo 'make fidelity    the cases of lab/torch under real PyTorch without a GPU (FIDELITY=versions; downloads 540 MB once for each)'
+	@echo 'make ranks       jobs of three ranks under torchrun of PyTorch 2.11, one of which fails, and what cistern fleet says of them'
 	@echo 'make engines     what DuckDB, Spark, Dask and Ray answer over datasets of recordings (downloads 440 MB once)'
 	@echo 'make kubernetes  deploy/kubernetes against the types of the API'
 	@echo 'make slurm       deploy/slurm on two nodes of Slurm on this machine (as root)'
@@ -121,6 +122,14 @@ fidelity: library command plain
 	@scripts/need.sh python3 c++
 	scripts/adapters.py $(FIDELITY)
 	@set -e; for v in $(FIDELITY); do OUT=bin/fidelity python3 lab/torch/fidelity.py --standin $$v --name $$v --jobs 2 --budget 900; done
+
+# Ranks under real torchrun, over the same stand-ins. The seed chooses the ranks that fail.
+RANKS_SEED ?= 1
+
+ranks: library command
+	@scripts/need.sh python3 c++
+	scripts/adapters.py 2.11.0
+	OUT=bin/ranks python3 lab/torch/ranks.py --standin 2.11.0 --seed $(RANKS_SEED)
 
 # What the dynamic linker loads into programs under cistern trace.
 audit: tools

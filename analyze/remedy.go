@@ -398,7 +398,7 @@ func (s *searching) file(c candidate, r *replay.Result) {
 	if m.Policy == "cistern" && s.device != 0 {
 		more += fmt.Sprintf("--device-memory %d ", s.device)
 	}
-	m.CheckAgain = fmt.Sprintf("cistern replay --policy %s --capacity %d %s%s", shellWord(c.spec.String()), m.Capacity, more, shellWord(s.t.Path))
+	m.CheckAgain = fmt.Sprintf("cistern replay --policy %s --capacity %d %s%s", ShellWord(c.spec.String()), m.Capacity, more, ShellWord(s.t.Path))
 	if m.Environment == nil {
 		m.Environment = map[string]string{}
 	}
@@ -461,8 +461,8 @@ func (s *searching) rank() {
 	})
 }
 
-// shellWord quotes a word for a shell where it needs that.
-func shellWord(w string) string {
+// ShellWord quotes a word for a shell where it needs that.
+func ShellWord(w string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_=+./:,@%", r)
 	}
@@ -491,7 +491,7 @@ func (s *searching) commandLine() string {
 	}
 	words := []string{"cistern run --"}
 	for _, w := range s.f.Program {
-		words = append(words, shellWord(w))
+		words = append(words, ShellWord(w))
 	}
 	return strings.Join(words, " ")
 }

@@ -129,4 +129,4 @@ func (s TorchSetting) ByVersion() (lines []ForVersion) {
 }
 
 // exportLine sets a variable in a shell.
-func exportLine(name, value string) string { return "export " + name + "=" + shellWord(value) }
+func exportLine(name, value string) string { return "export " + name + "=" + ShellWord(value) }

@@ -59,10 +59,12 @@ type RankAnswer struct {
 	Identity      recording.Identity `json:"identity"`
 	File          string             `json:"file"`
 	Recordings    []string           `json:"recordings,omitempty"`
+	Report        string             `json:"report,omitempty"` // for cistern report: the file of the last request that failed, else the newest recording
 	Device        int                `json:"device"`
 	UUID          string             `json:"uuid,omitempty"`
 	GPU           string             `json:"gpu,omitempty"`
 	Total         uint64             `json:"total_bytes"`
+	Limit         uint64             `json:"limit_bytes"` // of the process, 0: none
 	Headroom      int64              `json:"headroom_bytes"`
 	Cause         string             `json:"cause"`
 	Excess        int64              `json:"excess_bytes"` // of the cause, over the median of its twins
@@ -76,6 +78,7 @@ type RankAnswer struct {
 	Group         int                `json:"group"`
 	Steps         int64              `json:"steps"`
 	Ended         string             `json:"ended"`
+	Status        int                `json:"status"` // with which it failed, negative for a signal; 0: unknown, or it did not
 	OOMs          int64              `json:"ooms"`
 	Retries       int64              `json:"retries"`
 	Failure       *Failure           `json:"failure,omitempty"` // the last
@@ -187,12 +190,13 @@ func (a *Answer) findTwins() {
 
 func (a *Answer) rank(r *Rank) RankAnswer {
 	d := r.Device
-	x := RankAnswer{Identity: r.ID, File: r.Summary.Path, Recordings: r.Summary.Recordings, Device: d.Ordinal, UUID: d.UUID, GPU: d.Name, Total: d.Total,
+	x := RankAnswer{Identity: r.ID, File: r.Summary.Path, Recordings: r.Summary.Recordings, Device: d.Ordinal, UUID: d.UUID, GPU: d.Name, Total: d.Total, Limit: d.Limit,
 		Headroom: r.Headroom, Parts: r.Parts, PeakAllocated: d.PeakAllocated.Bytes, PeakReserved: d.PeakReserved.Bytes, PeakOutside: d.PeakOutside.Bytes,
-		PeakStep: d.PeakReserved.Step, Growth: r.Growth, Group: r.group, Steps: r.Summary.Steps, Ended: r.Summary.Ended, OOMs: d.OOMs, Retries: d.Retries, of: r}
+		PeakStep: d.PeakReserved.Step, Growth: r.Growth, Group: r.group, Steps: r.Summary.Steps, Ended: r.Summary.Ended, Status: r.Summary.Status, OOMs: d.OOMs, Retries: d.Retries, of: r}
 	if n := len(d.Failures); n > 0 {
 		x.Failure = &d.Failures[n-1]
 	}
+	x.Report = r.recordingFile()
 	x.Cause, x.Excess = a.cause(r)
 	x.Twins = max(0, len(a.twins[r])-1)
 	return x

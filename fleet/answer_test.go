@@ -162,6 +162,24 @@ func TestPlanted(t *testing.T) {
 				fleettest.Kill(s, 40)
 			}
 		}},
+		{name: "killed, as its launcher says", want: []string{"ended [17]"}, limit: -1, plant: func(rank int, s *fleet.Summary) {
+			switch rank {
+			case 17:
+				fleettest.Kill(s, 40)
+				s.Status = -9
+			case 3, 4: // of the last, its launcher says nothing
+				fleettest.Kill(s, 40)
+				s.Status = 4 - rank
+			}
+		}},
+		{name: "ranks that lose another one", want: []string{"out_of_memory [3]", "ended [3]"}, limit: 3, cause: fleet.CauseUsed, plant: func(rank int, s *fleet.Summary) {
+			if rank >= 3 && rank <= 5 {
+				s.Status = 1
+			}
+			if rank == 3 {
+				fleettest.Fail(s, 100<<30)
+			}
+		}},
 		{name: "other requests", want: []string{"requests [5]"}, limit: -1, plant: func(rank int, s *fleet.Summary) {
 			if rank == 5 {
 				s.Devices[0].Series.Requests[60]++
@@ -328,6 +346,58 @@ func TestRunning(t *testing.T) {
 		})
 		if got := kinds(answer(t, dir)); !slices.Equal(got, c.want) {
 			t.Errorf("rank 3 at step %d: %v", 30*c.steps, got)
+		}
+	}
+}
+
+// What launchers say of how ranks failed, and of the attempt before.
+func TestStatusWords(t *testing.T) {
+	for _, c := range []struct {
+		want   string
+		status map[int]int
+	}{
+		{"rank 17 was killed by SIGKILL (as the kernel does where host memory runs out) after step 40 or later; 2 ranks (3, 4) ended with it", map[int]int{17: -9, 3: 1, 4: 0}},
+		{"rank 17 was killed by SIGSEGV, rank 3 was killed by signal 5 after step 40 or later; rank 4 ended with it", map[int]int{17: -11, 3: -5, 4: 2}},
+		{"2 ranks (3, 17) ended with status 1 after step 40 or later; rank 4 ended with it", map[int]int{17: 1, 3: 1, 4: 0}},
+	} {
+		dir := t.TempDir()
+		again := t.TempDir()
+		made(t, dir, small(), func(rank int, s *fleet.Summary) {
+			status, ok := c.status[rank]
+			if ok {
+				fleettest.Kill(s, 40)
+				s.Status = status
+			}
+			if _, err := fleettest.Write(again, s); err != nil {
+				t.Fatal(err)
+			}
+			s.Variables["TORCHELASTIC_RESTART_COUNT"] = "1"
+			s.Status, s.Ended = 0, fleet.EndExit
+			s.StartedUS += 1e6
+			if _, err := fleettest.Write(again, s); err != nil {
+				t.Fatal(err)
+			}
+			s.Variables["TORCHELASTIC_RESTART_COUNT"] = "0"
+			s.StartedUS -= 1e6
+			s.Status = status
+			if ok {
+				s.Ended = fleet.EndNone
+			}
+		})
+		find := func(dir, kind string) string {
+			for _, f := range answer(t, dir).Findings {
+				if f.Kind == kind {
+					return f.Text
+				}
+			}
+			return ""
+		}
+		if got := find(dir, fleet.KindEnded); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+		how, _, _ := strings.Cut(c.want, " after step")
+		if got := find(again, fleet.KindRestarted); !strings.HasSuffix(got, "; the newest attempt is shown; before, "+how) {
+			t.Errorf("%q, want %q", got, how)
 		}
 	}
 }

@@ -16,7 +16,7 @@ type walk struct {
 }
 
 func newWalk(t *recording.Trace) *walk {
-	w := &walk{live: map[uint64]uint64{}, hash: HashStart}
+	w := &walk{live: map[uint64]uint64{}, hash: event.HashStart}
 	for i := range t.Initial {
 		b := &t.Initial[i]
 		w.live[b.Addr] = b.Requested
@@ -36,7 +36,7 @@ func (w *walk) event(e *event.Event) {
 		w.allocated += e.Size
 		w.requests++
 		w.requested += e.Size
-		w.hash = Mix(w.hash, e.Size)
+		w.hash = event.Mix(w.hash, e.Size)
 	case event.FreeRequested:
 		w.allocated -= w.live[e.Addr]
 		delete(w.live, e.Addr)
@@ -51,7 +51,7 @@ func (w *walk) event(e *event.Event) {
 // row is what happened since the last row.
 func (w *walk) row(step, us int64) Row {
 	r := Row{Step: step, TimeUS: us, Now: w.allocated, Peak: w.peak, Reserved: w.peakReserved, Requests: w.requests, Requested: w.requested, HashSum: w.hash}
-	w.peak, w.peakReserved, w.requests, w.requested, w.hash = w.allocated, w.reserved, 0, 0, HashStart
+	w.peak, w.peakReserved, w.requests, w.requested, w.hash = w.allocated, w.reserved, 0, 0, event.HashStart
 	return r
 }
 
@@ -93,7 +93,9 @@ func (s *Series) Exact(t *recording.Trace) (changed int) {
 		for len(s.Hash) < len(s.Step) {
 			s.Hash = append(s.Hash, 0)
 		}
-		s.Hash[i] = Mix(rows[i].HashSum, uint64(s.Step[i]))
+		if s.Hash[i] == 0 { // what the process computed does not depend on clocks
+			s.Hash[i] = event.Mix(rows[i].HashSum, uint64(s.Step[i]))
+		}
 		changed++
 	}
 	return changed

@@ -18,7 +18,7 @@ func (a *Answer) find(f *Folder, job *Job, restarted map[int]int) {
 	a.standOut()
 	a.differentRequests()
 	a.imbalance()
-	a.restarts(restarted)
+	a.restarts(job, restarted)
 	a.missing()
 	a.endedEarly()
 	a.clocks()
@@ -162,7 +162,7 @@ func (a *Answer) imbalance() {
 	}
 }
 
-func (a *Answer) restarts(restarted map[int]int) {
+func (a *Answer) restarts(job *Job, restarted map[int]int) {
 	if len(restarted) == 0 {
 		return
 	}
@@ -171,7 +171,34 @@ func (a *Answer) restarts(restarted map[int]int) {
 		most = max(most, n)
 	}
 	numbers := slices.Sorted(maps.Keys(restarted))
-	a.add(Finding{Kind: KindRestarted, Ranks: numbers, Text: fmt.Sprintf("%s restarted, up to %s; the newest attempt is shown", RankWords(numbers), times(most))})
+	text := fmt.Sprintf("%s restarted, up to %s; the newest attempt is shown", RankWords(numbers), times(most))
+	if why := earlier(job); why != "" {
+		text += "; before, " + why
+	}
+	a.add(Finding{Kind: KindRestarted, Ranks: numbers, Text: text})
+}
+
+// earlier is how ranks failed in the attempt before the newest one, as their launcher says.
+func earlier(job *Job) string {
+	newest, before := [2]int{}, [2]int{-1, -1}
+	for _, p := range job.processes {
+		if a := p.attempt(); compareAttempts(a, newest) > 0 {
+			newest = a
+		}
+	}
+	for _, p := range job.processes {
+		if a := p.attempt(); compareAttempts(a, newest) < 0 && compareAttempts(a, before) > 0 {
+			before = a
+		}
+	}
+	status := map[int]int{}
+	for _, p := range job.processes {
+		if p.attempt() == before {
+			status[p.id.Rank] = p.s.Status
+		}
+	}
+	_, text := howFailed(status)
+	return text
 }
 
 func times(n int) string {
@@ -204,7 +231,7 @@ const lostAfter = 15 * time.Minute
 func (a *Answer) endedEarly() {
 	ended, newest := false, int64(0)
 	for _, r := range a.ranks {
-		ended = ended || r.Summary.Ended != EndNone
+		ended = ended || r.Summary.gone()
 		newest = max(newest, r.Summary.UpdatedUS)
 	}
 	var killed []*Rank
@@ -213,7 +240,7 @@ func (a *Answer) endedEarly() {
 			killed = append(killed, r)
 		}
 	}
-	if len(killed) == 0 {
+	if a.failedFirst(killed) || len(killed) == 0 {
 		return
 	}
 	var numbers []int
@@ -232,6 +259,92 @@ func (a *Answer) endedEarly() {
 	}
 	x.Text = text
 	a.add(x)
+}
+
+// failedFirst is of ranks of which their launcher says how they failed. It reports whether there are some.
+func (a *Answer) failedFirst(killed []*Rank) bool {
+	status, short := map[int]int{}, false
+	for _, r := range a.ranks {
+		status[r.ID.Rank] = r.Summary.Status
+		short = short || r.Summary.Status > 0 && r.Device.OOMs > 0
+	}
+	for _, r := range a.ranks { // ranks that lose another one end with a status as well
+		if short && r.Summary.Status > 0 && r.Device.OOMs == 0 {
+			delete(status, r.ID.Rank)
+		}
+	}
+	first, text := howFailed(status)
+	if len(first) == 0 {
+		return false
+	}
+	x := Finding{Kind: KindEnded, Ranks: first}
+	rest := numbersOf(killed)
+	for _, r := range a.ranks {
+		switch {
+		case !slices.Contains(first, r.ID.Rank):
+			if r.Summary.Status != 0 {
+				rest = append(rest, r.ID.Rank)
+			}
+		case x.Step == 0 || r.Summary.Steps < x.Step:
+			x.Step = r.Summary.Steps
+		}
+	}
+	x.Text = text
+	if x.Step > 0 {
+		x.Text += fmt.Sprintf(" after step %d or later", x.Step)
+	}
+	slices.Sort(rest)
+	if rest = slices.DeleteFunc(slices.Compact(rest), func(n int) bool { return slices.Contains(first, n) }); len(rest) > 0 {
+		x.Text += "; " + RankWords(rest) + " ended with it"
+	}
+	a.add(x)
+	return true
+}
+
+// howFailed is the ranks that failed first, and words for it, of the status of each: those that a signal ended took others with them.
+func howFailed(status map[int]int) (first []int, text string) {
+	by, lowest := map[int][]int{}, 0
+	for rank, n := range status {
+		if n != 0 {
+			by[n] = append(by[n], rank)
+			lowest = min(lowest, n)
+		}
+	}
+	var words []string
+	for _, n := range slices.Sorted(maps.Keys(by)) {
+		if n < 0 || lowest == 0 {
+			slices.Sort(by[n])
+			first = append(first, by[n]...)
+			words = append(words, RankWords(by[n])+" "+statusWords(n))
+		}
+	}
+	slices.Sort(first)
+	return first, strings.Join(words, ", ")
+}
+
+func numbersOf(ranks []*Rank) []int {
+	var numbers []int
+	for _, r := range ranks {
+		numbers = append(numbers, r.ID.Rank)
+	}
+	slices.Sort(numbers)
+	return numbers
+}
+
+// signals of Linux that end processes against their will.
+var signals = map[int]string{4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+
+func statusWords(status int) string {
+	switch name := signals[-status]; {
+	case status > 0:
+		return fmt.Sprintf("ended with status %d", status)
+	case status == -9:
+		return "was killed by SIGKILL (as the kernel does where host memory runs out)"
+	case name != "":
+		return "was killed by " + name
+	default:
+		return fmt.Sprintf("was killed by signal %d", -status)
+	}
 }
 
 // clockLeast is from where on clocks differ. Ranks of a job that wait for each other end a step at about one time.

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/cistern-gpu/cistern/event"
 )
 
 // Group is ranks that made the same requests.
@@ -52,20 +54,22 @@ next:
 
 // digests are those of the whole rows of a series.
 func digests(s *Series, every int64, word func(*Row) uint64) (steps []int64, prefix []uint64) {
-	h := uint64(HashStart)
+	h := uint64(event.HashStart)
 	for i := range s.Len() {
 		row := s.Row(i)
 		if row.Step%every != 0 {
 			break // it stands for fewer steps
 		}
-		h = Mix(Mix(h, uint64(row.Step)), word(&row))
+		h = event.Mix(event.Mix(h, uint64(row.Step)), word(&row))
 		steps, prefix = append(steps, row.Step), append(prefix, h)
 	}
 	return steps, prefix
 }
 
 // sequences is a digest of the requests of a row, of their order where that is known.
-func sequences(r *Row) uint64 { return Mix(Mix(Mix(HashStart, r.Requests), r.Requested), r.HashSum) }
+func sequences(r *Row) uint64 {
+	return event.Mix(event.Mix(event.Mix(event.HashStart, r.Requests), r.Requested), r.HashSum)
+}
 
 func counts(r *Row) uint64 { return r.Requests }
 

@@ -140,7 +140,7 @@ func measure(d *Device) (headroom int64, p Parts) {
 		p = Parts{Used: f.Allocated, Split: min(f.Split, f.Reserved-min(f.Reserved, f.Allocated)), Free: f.Free}
 		p.Cached = less(f.Reserved, p.Used+p.Split)
 		p.Outside = less(d.Total, f.Reserved+f.Free)
-		return -max(1, int64(f.Requested)-int64(f.Free)), p
+		return -max(1, int64(f.Requested)-int64(d.left(f))), p
 	}
 	k := &d.PeakReserved
 	p = Parts{Used: k.Allocated, Split: min(k.Split, less(k.Bytes, k.Allocated)), Outside: d.PeakOutside.Bytes}
@@ -151,6 +151,14 @@ func measure(d *Device) (headroom int64, p Parts) {
 		headroom = min(headroom, int64(d.Limit)-int64(k.Bytes))
 	}
 	return headroom, p
+}
+
+// left is what a request that failed could have had: of the GPU, or of the process's limit where that is less.
+func (d *Device) left(f *Failure) uint64 {
+	if d.Limit > 0 {
+		return min(f.Free, less(d.Limit, f.Reserved))
+	}
+	return f.Free
 }
 
 // less is a - b, at least 0.

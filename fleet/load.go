@@ -18,33 +18,36 @@ import (
 type Folder struct {
 	Summaries []*Summary // in the order of their paths
 	Truncated []string   // summaries that end early
-	Bad       []string   // a line for each file that is no summary, or of another version
+	Bad       []string   // a line for each file that is no summary, or of another version, and for each folder that cannot be read
 }
 
 // Load reads the summaries in folders and the folders below them, and no recordings.
 func Load(ctx context.Context, folders ...string) (*Folder, error) {
-	paths, err := Find(folders...)
+	f := &Folder{}
+	places, err := find(folders, func(err error) { f.Bad = append(f.Bad, err.Error()) })
 	if err != nil {
 		return nil, err
 	}
-	found := make([]*Summary, len(paths))
+	found := make([]*Summary, len(places))
 	var mu sync.Mutex // guards f
-	f := &Folder{}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(runtime.GOMAXPROCS(0))
-	for i, path := range paths {
+	for i, p := range places {
 		group.Go(func() error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			s, err := Read(path)
+			s, err := Read(p.path)
+			if s != nil {
+				s.Folder = p.folder
+			}
 			found[i] = s
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
 			case errors.Is(err, fs.ErrNotExist): // likewise
 			case errors.Is(err, ErrTruncated):
-				f.Truncated = append(f.Truncated, path)
+				f.Truncated = append(f.Truncated, p.path)
 			case err != nil:
 				f.Bad = append(f.Bad, err.Error())
 			}
@@ -60,24 +63,40 @@ func Load(ctx context.Context, folders ...string) (*Folder, error) {
 	return f, nil
 }
 
-// Find finds the summaries in folders and the folders below them, in the order of their paths.
-func Find(folders ...string) (paths []string, err error) {
+// Find finds the summaries in folders and the folders below them, in the order of their paths. warn is called for each folder below
+// that cannot be read.
+func Find(warn func(error), folders ...string) (paths []string, err error) {
+	places, err := find(folders, warn)
+	for _, p := range places {
+		paths = append(paths, p.path)
+	}
+	return paths, err
+}
+
+// place is a summary, and the folder in whose search it was found.
+type place struct{ folder, path string }
+
+func find(folders []string, warn func(error)) (places []place, err error) {
 	for _, folder := range folders {
 		err := filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
-			if err == nil && !d.IsDir() && strings.HasSuffix(path, Ending) && !strings.HasPrefix(d.Name(), ".") {
-				paths = append(paths, path)
+			switch {
+			case err == nil:
+				if !d.IsDir() && strings.HasSuffix(path, Ending) && !strings.HasPrefix(d.Name(), ".") {
+					places = append(places, place{folder, path})
+				}
+			case path == folder:
+				return err
+			case !errors.Is(err, fs.ErrNotExist): // else an epilog has removed it meanwhile
+				warn(err)
 			}
-			if errors.Is(err, fs.ErrNotExist) && path != folder {
-				return nil // an epilog has removed it meanwhile
-			}
-			return err
+			return nil
 		})
 		if err != nil {
 			return nil, err
 		}
 	}
-	slices.Sort(paths)
-	return slices.Compact(paths), nil
+	slices.SortStableFunc(places, func(a, b place) int { return cmp.Compare(a.path, b.path) })
+	return slices.CompactFunc(places, func(a, b place) bool { return a.path == b.path }), nil
 }
 
 // Jobs are the summaries by job, the one with most processes first.

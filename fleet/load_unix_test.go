@@ -4,6 +4,7 @@ package fleet
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -32,5 +33,32 @@ func TestLoadPipe(t *testing.T) {
 		}
 	case <-time.After(time.Minute):
 		t.Fatal("Load waits for the pipe")
+	}
+}
+
+// A folder that cannot be read, here as its path is too long, costs the others nothing.
+func TestLoadUnreadableFolder(t *testing.T) {
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if err := root.MkdirAll(strings.Repeat(strings.Repeat("d", 250)+"/", 20), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := sample().Write(filepath.Join(dir, "rank00003"+Ending)); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Load(t.Context(), dir)
+	if err != nil || len(f.Summaries) != 1 || len(f.Bad) != 1 {
+		t.Errorf("%v, %+v", err, f)
+	}
+	var warned []error
+	if paths, err := Find(func(err error) { warned = append(warned, err) }, dir); err != nil || len(paths) != 1 || len(warned) != 1 {
+		t.Errorf("%v, %q, %v", err, paths, warned)
+	}
+	if _, err := Load(t.Context(), filepath.Join(dir, "none")); err == nil {
+		t.Error("a folder that is not there is no error")
 	}
 }

@@ -53,12 +53,20 @@ func (f *Folder) WriteMetrics(w io.Writer, since time.Time) error {
 		d      *Device
 	}
 	var rows []row
+	at := map[string]int{}
 	for _, s := range f.Summaries {
-		if s.Ended != EndNone || s.UpdatedUS < since.UnixMicro() {
+		if s.gone() || s.UpdatedUS < since.UnixMicro() {
 			continue
 		}
 		for i := range s.Devices {
-			rows = append(rows, row{labels(s, &s.Devices[i]), s, &s.Devices[i]})
+			r := row{labels(s, &s.Devices[i]), s, &s.Devices[i]}
+			// Prometheus refuses a file that has two of one name, as of a process that became another program: the newest stays.
+			if k, ok := at[r.labels]; !ok {
+				at[r.labels] = len(rows)
+				rows = append(rows, r)
+			} else if rows[k].s.UpdatedUS < s.UpdatedUS {
+				rows[k] = r
+			}
 		}
 	}
 	b := bufio.NewWriter(w)
@@ -77,7 +85,7 @@ func (f *Folder) WriteMetrics(w io.Writer, since time.Time) error {
 
 var escapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
-// labels name a device of a process. No two processes have the same, as no two of a node have one number.
+// labels name a device of a process. No two processes that run have the same, as no two of a node have one number.
 func labels(s *Summary, d *Device) string {
 	id := s.Identity()
 	var b strings.Builder

@@ -45,3 +45,19 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("%v, %q", err, b.String())
 	}
 }
+
+// Of two summaries of one process, as where a program became another one, the newest counts: Prometheus refuses both.
+func TestMetricsOnce(t *testing.T) {
+	older, newer := sample(), sample()
+	older.Ended, newer.Ended, newer.UpdatedUS = EndNone, EndNone, older.UpdatedUS+1
+	newer.Devices[0].PeakAllocated.Bytes = 4711
+	for _, list := range [][]*Summary{{older, newer}, {newer, older}} {
+		var b strings.Builder
+		if err := (&Folder{Summaries: list}).WriteMetrics(&b, time.UnixMicro(0)); err != nil {
+			t.Fatal(err)
+		}
+		if out := b.String(); strings.Count(out, "cistern_rank_peak_allocated_bytes{") != 1 || !strings.Contains(out, "} 4711\n") {
+			t.Error(out)
+		}
+	}
+}

@@ -1,6 +1,12 @@
 package fleet
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+	"math"
+
+	"github.com/cistern-gpu/cistern/event"
+)
 
 // MostRows is how many rows a series has at most. When there are more steps, each row stands for twice as many.
 const MostRows = 1024
@@ -20,8 +26,8 @@ type Series struct {
 	// Requests and Requested are the number and the bytes of the requests of the row.
 	Requests  []uint64 `json:"requests"`
 	Requested []uint64 `json:"requested_bytes"`
-	// Hash is over the sizes of the requests of the row in their order; 0 is unknown. `cistern fleet collect` computes
-	// it from the recording.
+	// Hash is over the sizes of the requests of the row in their order; 0 is unknown. A process on Cistern with a
+	// history computes it; else `cistern fleet collect` does from the recording.
 	Hash []uint64 `json:"hash,omitempty"`
 }
 
@@ -55,7 +61,7 @@ func (s *Series) check() error {
 	if n > MostRows {
 		return fmt.Errorf("%d rows; expected at most %d", n, MostRows)
 	}
-	if n > 0 && (s.Every < 1 || s.Every&(s.Every-1) != 0) {
+	if n > 0 && (s.Every < 1 || s.Every&(s.Every-1) != 0 || s.Every > mostNumber) {
 		return fmt.Errorf("%d steps a row; expected a power of two", s.Every)
 	}
 	for _, c := range s.columns() {
@@ -74,6 +80,16 @@ func (s *Series) check() error {
 	if n > 0 && s.Step[0] < 1 {
 		return fmt.Errorf("step %d; expected 1 or more", s.Step[0])
 	}
+	for i := range n {
+		r := s.Row(i)
+		if err := cmp.Or(checkNumber("step", r.Step), checkNumber("time_us", r.TimeUS), checkNumber("allocated_bytes", r.Now), checkNumber("peak_allocated_bytes", r.Peak),
+			checkNumber("reserved_bytes", r.Reserved), checkNumber("outside_bytes", r.Outside)); err != nil {
+			return err
+		}
+		if max(r.Requests, r.Requested) > math.MaxInt64 {
+			return fmt.Errorf("%d requests of %d bytes in a row; expected at most %d", r.Requests, r.Requested, math.MaxInt64)
+		}
+	}
 	return nil
 }
 
@@ -81,7 +97,7 @@ func (s *Series) check() error {
 func (s *Series) Add(r Row) {
 	s.Every = max(1, s.Every)
 	if r.HashSum != 0 {
-		r.HashSum = Mix(r.HashSum, uint64(r.Step))
+		r.HashSum = event.Mix(r.HashSum, uint64(r.Step))
 	}
 	s.join(r)
 	for len(s.Step) > MostRows {
@@ -149,27 +165,12 @@ func (s *Series) push(r Row) {
 func merge(a, b Row) Row {
 	b.Peak, b.Reserved = max(a.Peak, b.Peak), max(a.Reserved, b.Reserved)
 	b.Outside = max(a.Outside, b.Outside)
-	b.Requests += a.Requests
-	b.Requested += a.Requested
+	b.Requests = min(b.Requests+a.Requests, math.MaxInt64)
+	b.Requested = min(b.Requested+a.Requested, math.MaxInt64)
 	if a.HashSum == 0 || b.HashSum == 0 {
 		b.HashSum = 0
 	} else {
 		b.HashSum = max(1, a.HashSum+b.HashSum) // in whatever order rows are merged
 	}
 	return b
-}
-
-// HashStart is the hash of no sizes.
-const (
-	HashStart = 14695981039346656037
-	hashPrime = 1099511628211
-)
-
-// Mix takes the next size into the hash of a sequence, which is never 0.
-func Mix(hash, size uint64) uint64 {
-	for range 8 {
-		hash = (hash ^ size&0xff) * hashPrime
-		size >>= 8
-	}
-	return max(1, hash)
 }

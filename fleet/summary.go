@@ -7,11 +7,14 @@
 package fleet
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
+	"strings"
 
 	"github.com/cistern-gpu/cistern/internal/outfile"
 	"github.com/cistern-gpu/cistern/internal/text"
@@ -42,7 +45,8 @@ const (
 
 // Summary is what one process writes of itself. Sizes are bytes, times microseconds since 1970 by the clock of its node.
 type Summary struct {
-	Path string `json:"-"` // the file that it was read from
+	Path   string `json:"-"` // the file that it was read from
+	Folder string `json:"-"` // the folder that was searched for it, "" none
 
 	Format    int    `json:"cistern_summary"` // Version
 	Version   string `json:"cistern"`
@@ -62,8 +66,9 @@ type Summary struct {
 	StartedUS int64  `json:"started_us"`
 	UpdatedUS int64  `json:"updated_us"` // when this was written
 	Ended     string `json:"ended"`
-	Marks     string `json:"marks"` // what marked the steps: "cistern.step", "optimizer", "" where there are none
-	Steps     int64  `json:"steps"` // marked so far
+	Status    int    `json:"status,omitempty"` // with which it failed, negative for a signal, as its launcher says; 0: unknown, or none
+	Marks     string `json:"marks"`            // what marked the steps: "cistern.step", "optimizer", "" where there are none
+	Steps     int64  `json:"steps"`            // marked so far
 	SpentUS   int64  `json:"spent_us"`
 
 	Recordings []string `json:"recordings,omitempty"` // files beside this one
@@ -117,6 +122,9 @@ type Failure struct {
 	Free      uint64 `json:"free_bytes"` // of the device
 	Recording string `json:"recording,omitempty"`
 }
+
+// gone reports whether the process is known to have ended.
+func (s *Summary) gone() bool { return s.Ended != EndNone || s.Status != 0 }
 
 // Identity is the process that the summary is of.
 func (s *Summary) Identity() recording.Identity {
@@ -220,15 +228,80 @@ func (s *Summary) clean() {
 	}
 }
 
-// check refuses what no recorder writes.
+// check refuses what no recorder writes: other programs may write to the folder as well.
 func (s *Summary) check() error {
 	if len(s.Devices) > recording.MaxDevices {
 		return fmt.Errorf("%d devices; expected at most %d", len(s.Devices), recording.MaxDevices)
 	}
-	for i := range s.Devices {
-		if err := s.Devices[i].Series.check(); err != nil {
-			return fmt.Errorf("device %d: %w", s.Devices[i].Ordinal, err)
+	for _, name := range s.Recordings {
+		if err := checkName(name); err != nil {
+			return err
 		}
+	}
+	if err := cmp.Or(checkNumber("pid", s.PID), checkNumber("started_us", s.StartedUS), checkNumber("updated_us", s.UpdatedUS),
+		checkNumber("steps", s.Steps), checkNumber("spent_us", s.SpentUS)); err != nil {
+		return err
+	}
+	if s.Status < -mostSignal || s.Status > math.MaxInt32 {
+		return fmt.Errorf("status %d; expected %d to %d", s.Status, -mostSignal, math.MaxInt32)
+	}
+	for name, n := range s.Coordinates {
+		if n < 0 || n > math.MaxInt32 {
+			return fmt.Errorf("%d for the coordinate %s; expected 0 to %d", n, name, math.MaxInt32)
+		}
+	}
+	seen := map[int]bool{}
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		if d.Ordinal < 0 || d.Ordinal >= recording.MaxDevices || seen[d.Ordinal] {
+			return fmt.Errorf("device %d; expected each once, from 0 to %d", d.Ordinal, recording.MaxDevices-1)
+		}
+		seen[d.Ordinal] = true
+		if err := d.check(); err != nil {
+			return fmt.Errorf("device %d: %w", d.Ordinal, err)
+		}
+	}
+	return nil
+}
+
+func (d *Device) check() error {
+	err := cmp.Or(checkNumber("total_bytes", d.Total), checkNumber("limit_bytes", d.Limit), checkNumber("retries", d.Retries), checkNumber("ooms", d.OOMs))
+	for _, p := range []*Peak{&d.PeakAllocated, &d.PeakReserved, &d.PeakOutside} {
+		err = cmp.Or(err, checkNumber("bytes", p.Bytes), checkNumber("step", p.Step), checkNumber("time_us", p.TimeUS), checkNumber("allocated_bytes", p.Allocated),
+			checkNumber("reserved_bytes", p.Reserved), checkNumber("split_bytes", p.Split), checkNumber("outside_bytes", p.Outside))
+	}
+	if len(d.Failures) > MostFailures {
+		return fmt.Errorf("%d failures; expected at most %d", len(d.Failures), MostFailures)
+	}
+	for i := range d.Failures {
+		f := &d.Failures[i]
+		err = cmp.Or(err, checkNumber("step", f.Step), checkNumber("time_us", f.TimeUS), checkNumber("requested_bytes", f.Requested),
+			checkNumber("allocated_bytes", f.Allocated), checkNumber("reserved_bytes", f.Reserved), checkNumber("split_bytes", f.Split), checkNumber("free_bytes", f.Free))
+		if f.Recording != "" {
+			err = cmp.Or(err, checkName(f.Recording))
+		}
+	}
+	return cmp.Or(err, d.Series.check())
+}
+
+// mostNumber is the largest number of a summary, of bytes 8 PiB, of microseconds 285 years: sums and differences of a few do not overflow,
+// and every reader of JSON has them exactly.
+const mostNumber = 1 << 53
+
+// mostSignal is more than the number of any signal.
+const mostSignal = 128
+
+func checkNumber[T int | int64 | uint64](key string, n T) error {
+	if n < 0 || uint64(n) > mostNumber {
+		return fmt.Errorf("%s %d; expected 0 to %d", key, n, uint64(mostNumber))
+	}
+	return nil
+}
+
+// checkName refuses what is no name of a recording beside the summary.
+func checkName(name string) error {
+	if name == "" || name[0] == '.' || strings.ContainsAny(name, `/\:`) || strings.HasSuffix(name, Ending) {
+		return fmt.Errorf("recording %q; expected a file beside it", name)
 	}
 	return nil
 }

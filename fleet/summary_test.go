@@ -4,12 +4,16 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cistern-gpu/cistern/event"
 )
 
 // sample is a summary with all fields set.
@@ -82,7 +86,7 @@ func TestSeries(t *testing.T) {
 	var a, b Series
 	const steps = 5000
 	for i := int64(1); i <= steps; i++ {
-		a.Add(Row{Step: i, TimeUS: i, Now: uint64(i), Peak: uint64(2 * i), Requests: 3, Requested: uint64(i), HashSum: Mix(HashStart, uint64(i))})
+		a.Add(Row{Step: i, TimeUS: i, Now: uint64(i), Peak: uint64(2 * i), Requests: 3, Requested: uint64(i), HashSum: event.Mix(event.HashStart, uint64(i))})
 	}
 	if err := a.check(); err != nil {
 		t.Fatal(err)
@@ -104,7 +108,7 @@ func TestSeries(t *testing.T) {
 	// One that skipped a step differs in that row alone.
 	for i := int64(1); i <= steps; i++ {
 		if i != 17 {
-			b.Add(Row{Step: i, TimeUS: i, Now: uint64(i), Peak: uint64(2 * i), Requests: 3, Requested: uint64(i), HashSum: Mix(HashStart, uint64(i))})
+			b.Add(Row{Step: i, TimeUS: i, Now: uint64(i), Peak: uint64(2 * i), Requests: 3, Requested: uint64(i), HashSum: event.Mix(event.HashStart, uint64(i))})
 		}
 	}
 	b.At(8)
@@ -118,8 +122,72 @@ func TestSeries(t *testing.T) {
 	}
 }
 
+// Numbers and names that no recorder writes are refused.
+func TestHostileSummaries(t *testing.T) {
+	for _, c := range []struct {
+		want  string
+		plant func(s *Summary, d *Device)
+	}{
+		{"total_bytes 18446744073709551615", func(_ *Summary, d *Device) { d.Total = 1<<64 - 1 }},
+		{"limit_bytes", func(_ *Summary, d *Device) { d.Limit = 1 << 60 }},
+		{"bytes 9223372036854775808", func(_ *Summary, d *Device) { d.PeakOutside.Bytes = 1 << 63 }},
+		{"split_bytes", func(_ *Summary, d *Device) { d.PeakReserved.Split = 1 << 63 }},
+		{"requested_bytes", func(_ *Summary, d *Device) { d.Failures[0].Requested = 1 << 63 }},
+		{"free_bytes", func(_ *Summary, d *Device) { d.Failures[0].Free = 1<<53 + 1 }},
+		{"6 failures", func(_ *Summary, d *Device) { d.Failures = make([]Failure, 6) }},
+		{"retries -1", func(_ *Summary, d *Device) { d.Retries = -1 }},
+		{"ooms", func(_ *Summary, d *Device) { d.OOMs = 1 << 62 }},
+		{"device -1", func(_ *Summary, d *Device) { d.Ordinal = -1 }},
+		{"device 0; expected each once", func(s *Summary, d *Device) { s.Devices = append(s.Devices, *d) }},
+		{"reserved_bytes", func(_ *Summary, d *Device) { d.Series.Reserved[1] = 1 << 63 }},
+		{"step 9223372036854775807", func(_ *Summary, d *Device) { d.Series.Step[1] = 1<<63 - 1 }},
+		{"power of two", func(_ *Summary, d *Device) { d.Series.Every = 1 << 62 }},
+		{"time_us -", func(_ *Summary, d *Device) { d.Series.TimeUS[0] = -1 << 63 }},
+		{"requests of", func(_ *Summary, d *Device) { d.Series.Requested[0] = 1 << 63 }},
+		{"updated_us", func(s *Summary, _ *Device) { s.UpdatedUS = 1<<63 - 1 }},
+		{"steps -3", func(s *Summary, _ *Device) { s.Steps = -3 }},
+		{"pid -1", func(s *Summary, _ *Device) { s.PID = -1 }},
+		{"-1 for the coordinate dp", func(s *Summary, _ *Device) { s.Coordinates["dp"] = -1 }},
+		{`recording "../a.pickle"`, func(s *Summary, _ *Device) { s.Recordings[0] = "../a.pickle" }},
+		{`recording "/etc/passwd"`, func(s *Summary, _ *Device) { s.Recordings[0] = "/etc/passwd" }},
+		{`recording ".."`, func(s *Summary, _ *Device) { s.Recordings[0] = ".." }},
+		{`recording ""`, func(s *Summary, _ *Device) { s.Recordings[0] = "" }},
+		{`recording "other.summary.json"`, func(s *Summary, _ *Device) { s.Recordings[0] = "other.summary.json" }},
+		{`recording "a/b"`, func(_ *Summary, d *Device) { d.Failures[0].Recording = "a/b" }},
+	} {
+		s := sample()
+		c.plant(s, &s.Devices[0])
+		data, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Decode(bytes.NewReader(data)); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%v, want %q", err, c.want)
+		}
+	}
+}
+
+// The counts of rows that stand for many steps do not overflow.
+func TestCountsSaturate(t *testing.T) {
+	var s Series
+	for i := int64(1); i <= 4; i++ {
+		s.Add(Row{Step: i, Requests: 1<<63 - 1, Requested: 1<<63 - 1})
+	}
+	s.At(4)
+	if r := s.Row(0); s.Len() != 1 || r.Requests != 1<<63-1 || r.Requested != 1<<63-1 {
+		t.Errorf("%+v", r)
+	}
+}
+
 func FuzzSummary(f *testing.F) {
 	data, _ := json.Marshal(sample())
+	f.Add(data)
+	largest := sample()
+	largest.Steps, largest.UpdatedUS = mostNumber, mostNumber
+	d := &largest.Devices[0]
+	d.Total, d.Limit, d.PeakReserved.Bytes, d.PeakOutside.Bytes, d.Failures = mostNumber, mostNumber, mostNumber, mostNumber, nil
+	d.Series.Step[1], d.Series.TimeUS[1], d.Series.Reserved[1], d.Series.Outside[1], d.Series.Requested[1] = mostNumber, mostNumber, mostNumber, mostNumber, 1<<63-1
+	data, _ = json.Marshal(largest)
 	f.Add(data)
 	f.Add([]byte(`{"cistern_summary":1,"devices":[{"steps":{}}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -138,6 +206,7 @@ func FuzzSummary(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
+		answerAll(t, s)
 		again, err := json.Marshal(s)
 		if err != nil {
 			t.Fatal(err)
@@ -146,4 +215,30 @@ func FuzzSummary(f *testing.F) {
 			t.Fatalf("written anew: %v", err)
 		}
 	})
+}
+
+// answerAll has everything computed of a job with this summary in it, and checks that no sum has overflowed.
+func answerAll(t *testing.T, s *Summary) {
+	t.Helper()
+	folder := &Folder{Summaries: []*Summary{s, sample()}}
+	for _, j := range folder.Jobs() {
+		a := folder.Answer(j)
+		a.Grid(256)
+		for i := range a.Ranks {
+			r := &a.Ranks[i]
+			p := &r.Parts
+			if r.Headroom > mostNumber || r.Headroom < -2*mostNumber || max(p.Used, p.Split, p.Cached, p.Outside, p.Free) > mostNumber {
+				t.Fatalf("headroom %d, %+v", r.Headroom, r.Parts)
+			}
+		}
+		if a.Need.Least > 3*mostNumber || a.Need.Recorded > 3*mostNumber {
+			t.Fatalf("%+v", a.Need)
+		}
+		if _, err := json.Marshal(a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := folder.WriteMetrics(io.Discard, time.UnixMicro(0)); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -139,8 +139,8 @@ func (r *Rank) recordingFile() string {
 	}
 	dir := filepath.Dir(r.Summary.Path)
 	for _, name := range slices.Backward(names) {
-		if name == "" || name != filepath.Base(name) {
-			continue // a summary names no file of another folder
+		if name == "" {
+			continue
 		}
 		if st, err := os.Stat(filepath.Join(dir, name)); err == nil && st.Mode().IsRegular() {
 			return filepath.Join(dir, name)

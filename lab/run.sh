@@ -33,6 +33,7 @@
 #                    (HOSTS_SECONDS=60 each)
 #   torch-stress     a million random allocations with checked contents
 #   torch-bench      the cost of an allocation under native, expandable_segments and Cistern (needs the scripts)
+#   torch-record-cost  what recording a summary costs the workloads (needs the scripts); ROUNDS=3 and WORKLOADS=… choose
 #   torch-workloads  real training and serving under the same three (needs the scripts); RUNS=5 and WORKLOADS=… choose
 #   torch-survival   limits that tune and replay name from a recording, tried with the workload (needs the scripts); SECONDS_TRIED=300
 #   torch-pools      pools of special memory, their limits, pause and resume; ten thousand pauses, and how fast they are
@@ -220,6 +221,7 @@ part() {
     torch-hosts) torch "$1" $((4 * ${HOSTS_SECONDS:-60} + 300)) hosts.py --seconds "${HOSTS_SECONDS:-60}" ;;
     torch-stress) torch "$1" 300 stress.py ;;
     torch-bench) torch "$1" 560 alloc_bench.py ;;
+    torch-record-cost) torch "$1" 590 record_cost.py --rounds "${ROUNDS:-3}" ${WORKLOADS:+--workloads "$WORKLOADS"} ;;
     torch-workloads) torch "$1" 590 workloads_bench.py --runs "${RUNS:-5}" ${WORKLOADS:+--workloads "$WORKLOADS"} ;;
     torch-survival)
       torch survival-record 300 survival.py record
@@ -273,7 +275,7 @@ part() {
     node) for p in latency steady colocated four; do part "node-$p"; done ;;
     all) for p in test resources native native-hosts bench query exported pause examples torch libs see node; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, exported, pause, native, native-hosts, native-node, native-two, examples, torch, torch-{load,seed,test,upstream,native,pools,steady,oom,captures,hosts,stress,bench,workloads,survival,dropin,peer,two}, peers, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held}, node, node-{latency,steady,colocated,four} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, exported, pause, native, native-hosts, native-node, native-two, examples, torch, torch-{load,seed,test,upstream,native,pools,steady,oom,captures,hosts,stress,bench,record-cost,workloads,survival,dropin,peer,two}, peers, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held}, node, node-{latency,steady,colocated,four} or all" >&2
       exit 2
       ;;
   esac

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cistern-gpu/cistern/analyze"
 	"github.com/cistern-gpu/cistern/fleet"
 	"github.com/cistern-gpu/cistern/internal/units"
 	"github.com/cistern-gpu/cistern/recording"
@@ -107,8 +108,11 @@ func (f *fleetText) head() {
 func (f *fleetText) limit(r *fleet.RankAnswer) {
 	what := fmt.Sprintf("has least headroom, %s of %s", units.FormatBytes(uint64(max(0, r.Headroom))), units.FormatBytes(r.Total))
 	if r.Failure != nil {
-		what = fmt.Sprintf("ran out of memory at step %s: it requested %s with %s free of %s", number(r.Failure.Step), units.FormatBytes(r.Failure.Requested),
-			units.FormatBytes(r.Failure.Free), units.FormatBytes(r.Total))
+		left := fmt.Sprintf("%s free of %s", units.FormatBytes(r.Failure.Free), units.FormatBytes(r.Total))
+		if r.Limit > 0 && r.Failure.Reserved+r.Failure.Free > r.Limit {
+			left = fmt.Sprintf("%s left of its limit of %s", units.FormatBytes(r.Limit-min(r.Limit, r.Failure.Reserved)), units.FormatBytes(r.Limit))
+		}
+		what = fmt.Sprintf("ran out of memory at step %s: it requested %s with %s", number(r.Failure.Step), units.FormatBytes(r.Failure.Requested), left)
 	}
 	f.wrap("  ", f.s.paint(rankName(r)+" sets the limit", red)+": it "+what+".")
 	why := "Most is " + causeWords[r.Cause] + "."
@@ -125,8 +129,10 @@ func (f *fleetText) limit(r *fleet.RankAnswer) {
 	p := &r.Parts
 	f.wrap("  ", fmt.Sprintf("  Used %s, fragmentation %s, cached %s, outside the allocator %s, free %s.", units.FormatBytes(p.Used), units.FormatBytes(p.Split),
 		units.FormatBytes(p.Cached), units.FormatBytes(p.Outside), units.FormatBytes(p.Free)))
-	if len(r.Recordings) > 0 {
-		f.wrap("  ", fmt.Sprintf("  %s has recordings: cistern report on the newest, %s", rankName(r), clean(r.Recordings[len(r.Recordings)-1])))
+	if r.Report != "" { // a line of its own, to be copied
+		fmt.Fprintf(f.w, "\n  cistern report %s\n", analyze.ShellWord(clean(r.Report)))
+	} else if n := len(r.Recordings); n > 0 {
+		f.wrap("  ", fmt.Sprintf("  Its recordings are not beside its summary: the newest is %s, of node %s.", clean(r.Recordings[n-1]), clean(r.Identity.Node)))
 	}
 }
 

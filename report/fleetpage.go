@@ -4,6 +4,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cistern-gpu/cistern/fleet"
 )
@@ -51,16 +52,19 @@ func WriteFleetPage(w io.Writer, a *fleet.Answer, page string) error {
 	return writeData(w, b, title, "fleet", v, nil)
 }
 
-// htmlReport is a report of a rank's newest recording that lies beside it under that name and .html.
+// htmlReport is a report of a rank that lies beside the file that says most of it, else beside its newest recording, under that name
+// and .html.
 func htmlReport(r *fleet.RankAnswer) string {
-	for i := len(r.Recordings) - 1; i >= 0; i-- {
-		name := r.Recordings[i]
-		if name != filepath.Base(name) {
-			continue
-		}
-		file := filepath.Join(filepath.Dir(r.File), name+".html")
-		if _, err := os.Stat(file); err == nil {
-			return file
+	var files []string
+	for _, name := range r.Recordings {
+		files = append(files, filepath.Join(filepath.Dir(r.File), name))
+	}
+	if r.Report != "" {
+		files = append(files, r.Report)
+	}
+	for _, file := range slices.Backward(files) {
+		if st, err := os.Stat(file + ".html"); err == nil && st.Mode().IsRegular() {
+			return file + ".html"
 		}
 	}
 	return ""

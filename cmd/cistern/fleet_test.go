@@ -197,7 +197,7 @@ func TestFleetCollect(t *testing.T) {
 	from, to := t.TempDir(), filepath.Join(t.TempDir(), "all")
 	recordedRank(t, from, "0")
 	recordedRank(t, from, "1")
-	running := fleet.Summary{Format: fleet.Version, Variables: map[string]string{"RANK": "2"}, Recordings: []string{"../escapes", "gone.pickle"}}
+	running := fleet.Summary{Format: fleet.Version, Variables: map[string]string{"RANK": "2"}, Recordings: []string{"gone.pickle"}}
 	if _, err := fleettest.Write(from, &running); err != nil {
 		t.Fatal(err)
 	}
@@ -225,5 +225,52 @@ func TestFleetCollect(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(from, "*"))
 	if err != nil || len(left) != 1 || !strings.HasPrefix(filepath.Base(left[0]), "rank2") {
 		t.Errorf("left %v, %v: expected that of the process that goes on", left, err)
+	}
+}
+
+// The next command is one to be copied, whatever the names: the file of the failure where there is one, and none that is not there.
+func TestFleetNextCommand(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "it's $HOME")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s := ended("0", "gpu7", "newest.cistern")
+	s.Devices[0].OOMs = 2
+	s.Devices[0].Failures = []fleet.Failure{{Recording: "oom-7-1.cistern"}, {Requested: 4 << 30, Free: 1 << 30, Reserved: 79 << 30, Recording: "oom-7-2.cistern"}}
+	if _, err := fleettest.Write(dir, s); err != nil {
+		t.Fatal(err)
+	}
+	out, _, _ := cistern(t, "", "fleet", dir)
+	if words := strings.Join(strings.Fields(out), " "); strings.Contains(out, "cistern report") || !strings.Contains(words, "the newest is newest.cistern, of node gpu7") {
+		t.Error(out)
+	}
+	for _, name := range []string{"newest.cistern", "oom-7-1.cistern", "oom-7-2.cistern"} { // each says more than the one before
+		file := write(t, filepath.Join(dir, name), "")
+		out, _, _ := cistern(t, "", "fleet", dir)
+		if want := "\n  cistern report '" + strings.ReplaceAll(file, "'", `'\''`) + "'\n"; !strings.Contains(out, want) {
+			t.Errorf("%s\nwant %s", out, want)
+		}
+	}
+	// Of a process with a limit, what was left of that.
+	s.Devices[0].Limit = 80 << 30
+	if _, err := fleettest.Write(dir, s); err != nil {
+		t.Fatal(err)
+	}
+	out, _, _ = cistern(t, "", "fleet", dir)
+	if !strings.Contains(strings.Join(strings.Fields(out), " "), "it requested 4.00 GiB with 1.00 GiB free of 80.00 GiB.") {
+		t.Error(out)
+	}
+	s.Devices[0].Limit = 79<<30 + 512<<20
+	if _, err := fleettest.Write(dir, s); err != nil {
+		t.Fatal(err)
+	}
+	out, _, _ = cistern(t, "", "fleet", "--json", dir)
+	var a fleet.Answer
+	if err := json.Unmarshal([]byte(out), &a); err != nil || a.Limit.Headroom != -(4<<30-512<<20) || filepath.Base(a.Limit.Report) != "oom-7-2.cistern" {
+		t.Errorf("%v, %+v", err, a.Limit)
+	}
+	out, _, _ = cistern(t, "", "fleet", dir)
+	if !strings.Contains(strings.Join(strings.Fields(out), " "), "it requested 4.00 GiB with 512.00 MiB left of its limit of 79.50 GiB.") {
+		t.Error(out)
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -34,7 +35,13 @@ func newFleetCollect(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			o.Warn = func(err error) { a.fail(err) }
+			o.Warn = a.fail
+			for _, bad := range folder.Bad {
+				a.fail(errors.New(bad))
+			}
+			for _, path := range folder.Truncated {
+				a.fail(fmt.Errorf("%s: %w", path, fleet.ErrTruncated))
+			}
 			n, err := folder.Collect(c.Context(), to, o)
 			fmt.Fprintf(a.err, "cistern: %s in %s\n", plural(n, "process", "processes"), args[len(args)-1])
 			return err

@@ -55,7 +55,7 @@ func newFleetExport(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			found, err := fleet.Find(args...)
+			found, err := fleet.Find(a.fail, args...)
 			if err != nil {
 				return err
 			}
@@ -180,9 +180,6 @@ func (x *datasetExport) summary(path string) (recordings []recordingOf, err erro
 		return nil, nil
 	}
 	for _, name := range s.Recordings {
-		if !filepath.IsLocal(name) {
-			return nil, fmt.Errorf("%s: recording %s; expected a file beside it", path, name)
-		}
 		file := filepath.Join(filepath.Dir(path), name)
 		switch st, err := os.Stat(file); {
 		case errors.Is(err, fs.ErrNotExist):

@@ -149,7 +149,7 @@ func TestFleetExportBad(t *testing.T) {
 	}
 	_, errs, code := cistern(t, "", "fleet", "export", "runs", "-o", "set")
 	if lines := strings.Split(strings.TrimSpace(errs), "\n"); code != exitBad || len(lines) != 3 || !strings.Contains(errs, "runs/r2.summary.json: the summary is truncated") ||
-		!strings.Contains(errs, "runs/r3.summary.json: recording ../tiny.pickle; expected a file beside it") || !strings.Contains(errs, "runs/r0.pickle: ") {
+		!strings.Contains(errs, "runs/r3.summary.json: recording \"../tiny.pickle\"; expected a file beside it") || !strings.Contains(errs, "runs/r0.pickle: ") {
 		t.Errorf("code %d: %s", code, errs)
 	}
 	if got := files(t, "set/stacks"); len(got) != 1 || !strings.HasSuffix(got[0], "/r1.pickle.parquet") {

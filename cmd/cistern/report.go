@@ -85,7 +85,7 @@ func outOfFolders(args []string) ([]string, error) {
 		}
 		var found []fs.FileInfo
 		for _, e := range entries {
-			if ok, _ := filepath.Match("oom-*.cistern", e.Name()); ok {
+			if ok, _ := filepath.Match("*oom-*.cistern", e.Name()); ok {
 				if info, err := e.Info(); err == nil && info.Mode().IsRegular() {
 					found = append(found, info)
 				}

@@ -479,6 +479,10 @@ int cistern_stack_text(uint32_t stack, char *buf, size_t n);
  * An error in writing is a line on standard error; the request fails as without reports, at most 5 s later. */
 int cistern_report(const char *dir, int child);
 
+/* cistern_last_report writes the path of the file of the calling thread's last failure into buf, at most n bytes with the final 0,
+ * and returns its length. It is 0, and "", where no file was written. */
+size_t cistern_last_report(char *buf, size_t n);
+
 /* ---- snapshot and history ------------------------------------------------------------------------------------- */
 
 typedef struct cistern_segment {
@@ -540,6 +544,10 @@ enum {
  * call. */
 int cistern_history(int device, size_t n);
 int cistern_history_drain(int device, cistern_event *buf, size_t cap, size_t *n, uint64_t *lost);
+
+/* cistern_history_hash writes the hash of the sizes of the requests that were met since the last call, in their order, also of those
+ * that the history does not hold any more: FNV-1a over words of 8 bytes. It is 0 while there is no history. */
+int cistern_history_hash(int device, uint64_t *hash);
 
 /* ---- sharing with other processes ----------------------------------------------------------------------------- */
 

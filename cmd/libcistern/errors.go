@@ -10,6 +10,8 @@ package main
 #cgo nocallback shim_fail
 #cgo noescape shim_fail_oom
 #cgo nocallback shim_fail_oom
+#cgo noescape shim_report
+#cgo nocallback shim_report
 #cgo nocallback magazine_stop
 #cgo nocallback shim_failed
 */
@@ -43,8 +45,10 @@ func fail(err error) C.int {
 	var oom *memory.OutOfMemoryError
 	if errors.As(err, &oom) {
 		lines := oomLines(oom)
-		report(oom, lines)
-		return failOOM(oom, lines)
+		file := report(oom, lines)
+		code := failOOM(oom, lines)
+		keepReport(file)
+		return code
 	}
 	return failWords(codeOf(err), err.Error())
 }
@@ -65,6 +69,13 @@ func failRequest(err error) C.int {
 func failOOM(oom *memory.OutOfMemoryError, lines []string) C.int {
 	words, f := strings.Join(lines, "\n"), oomFigures(oom)
 	return C.shim_fail_oom(&f, (*C.char)(unsafe.Pointer(unsafe.StringData(words))), C.size_t(len(words)))
+}
+
+// keepReport keeps the name of the file of the calling thread's last failure, for cistern_last_report.
+func keepReport(file string) {
+	if file != "" {
+		C.shim_report((*C.char)(unsafe.Pointer(unsafe.StringData(file))), C.size_t(len(file)))
+	}
 }
 
 // oomLines are the message of a request that failed.

@@ -78,6 +78,19 @@ func kindOf(k event.Kind) C.uint32_t {
 	return 0
 }
 
+//export coreHistoryHash
+func coreHistoryHash(d C.int, hash *C.uint64_t) (code C.int) {
+	defer caught(&code)
+	_, dev, err := ifUsed(d)
+	if err != nil {
+		return fail(err)
+	}
+	if dev != nil {
+		*hash = C.uint64_t(dev.History.TakeHash())
+	}
+	return C.CISTERN_OK
+}
+
 //export coreHistoryDrain
 func coreHistoryDrain(d C.int, buf *C.cistern_event, capacity C.size_t, n *C.size_t, lost *C.uint64_t) (code C.int) {
 	defer caught(&code)

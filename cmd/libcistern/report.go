@@ -145,17 +145,18 @@ func reporting() bool {
 	return l != nil && l.reporter.On()
 }
 
-// report has the file of a request that failed written where that is wanted.
-func report(oom *memory.OutOfMemoryError, lines []string) {
+// report has the file of a request that failed written where that is wanted, and is its name.
+func report(oom *memory.OutOfMemoryError, lines []string) string {
 	l := current.Load()
 	if l == nil || !l.reporter.On() {
-		return
+		return ""
 	}
 	if oom.Thread == 0 {
 		oom.Thread = uint32(C.stack_thread())
 	}
-	l.reporter.OutOfMemory(oom, lines)
+	file := l.reporter.OutOfMemory(oom, lines)
 	tidy()
+	return file
 }
 
 // failedRequest is one that is to be written down.
@@ -174,7 +175,7 @@ func coreFailed(which C.uintptr_t, by *C.stack_origin) {
 	if l := current.Load(); l != nil && f.oom.Stack == 0 {
 		f.oom.Stack = l.stackOf(by)
 	}
-	report(f.oom, f.lines)
+	keepReport(report(f.oom, f.lines))
 }
 
 // reportTo has files written to a folder from now on.

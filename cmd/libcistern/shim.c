@@ -44,6 +44,13 @@ PUBLIC int cistern_last_oom(cistern_oom *out) {
   return CISTERN_OK;
 }
 
+PUBLIC size_t cistern_last_report(char *buf, size_t n) {
+  const char *report = shim_self != NULL && shim_self->report != NULL ? shim_self->report : "";
+  if (buf != NULL && n > 0)
+    snprintf(buf, n, "%s", report);
+  return strlen(report);
+}
+
 /* Memory. */
 
 /* failed has a request that has just failed written down, with the stack from which it came. */
@@ -513,6 +520,13 @@ PUBLIC int cistern_snapshot_write(const char *path) {
 PUBLIC int cistern_history(int device, size_t n) {
   GUARD;
   return coreHistory(device, n);
+}
+
+PUBLIC int cistern_history_hash(int device, uint64_t *hash) {
+  NEED(hash);
+  *hash = 0;
+  GUARD;
+  return coreHistoryHash(device, hash);
 }
 
 PUBLIC int cistern_history_drain(int device, cistern_event *buf, size_t cap, size_t *n, uint64_t *lost) {

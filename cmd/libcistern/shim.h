@@ -20,6 +20,7 @@ typedef struct shim_thread {
   uint32_t id;     /* the kernel's number of it; 0 until it was asked */
   uintptr_t failed; /* the request that has just failed, for coreFailed; 0: none, or not recorded */
   uint64_t random; /* which of its small requests have their stacks taken; 0 until the first */
+  char *report;    /* the file of its last failure, NULL: none */
   char words[2048];
 } shim_thread;
 
@@ -56,6 +57,9 @@ typedef struct shim_pool {
 int shim_fail(int code, const char *words, size_t n) __attribute__((visibility("hidden")));
 /* shim_fail_oom keeps the figures of an out-of-memory error as well. */
 int shim_fail_oom(const cistern_oom *oom, const char *words, size_t n) __attribute__((visibility("hidden")));
+
+/* shim_report keeps the name of the file of the thread's last failure. */
+void shim_report(const char *path, size_t n) __attribute__((visibility("hidden")));
 
 /* shim_failed leaves word of a request that failed for the function that made it; which is no pointer to C. */
 void shim_failed(uintptr_t which) __attribute__((visibility("hidden")));

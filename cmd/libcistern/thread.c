@@ -35,6 +35,7 @@ static void thread_end(void *p) {
   shim_self = NULL;
   shim_unready(t);
   free(t->tags);
+  free(t->report);
   free(t);
 }
 
@@ -67,6 +68,8 @@ int shim_fail(int code, const char *words, size_t n) {
   if (t != NULL) {
     t->code = code;
     t->has_oom = 0;
+    free(t->report);
+    t->report = NULL;
     if (n >= sizeof t->words) {
       n = sizeof t->words - 1;
       while (n > 0 && ((unsigned char)words[n] & 0xc0) == 0x80) /* no half characters */
@@ -85,6 +88,13 @@ int shim_fail_oom(const cistern_oom *oom, const char *words, size_t n) {
     shim_self->has_oom = 1;
   }
   return CISTERN_OUT_OF_MEMORY;
+}
+
+void shim_report(const char *path, size_t n) {
+  if (shim_self != NULL) {
+    free(shim_self->report);
+    shim_self->report = strndup(path, n);
+  }
 }
 
 void shim_failed(uintptr_t which) {

@@ -67,6 +67,9 @@ func (h *History) Take(buf []event.Event, n int) (events []event.Event, lost uin
 	return h.gpu.journal.Take(buf, n)
 }
 
+// TakeHash is the hash of the sizes of the requests that were met since it was last called (event.Mix), 0 where nothing is recorded.
+func (h *History) TakeHash() uint64 { return h.gpu.journal.TakeHash() }
+
 // Drain moves all recorded events to the end of buf, oldest first.
 func (h *History) Drain(buf []event.Event) []event.Event {
 	buf, _ = h.Take(buf, math.MaxInt)

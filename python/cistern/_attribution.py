@@ -36,6 +36,8 @@ _FUNCTIONS = (
     ("cistern_stack_usage", ctypes.c_int, [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
     ("cistern_stack_text", ctypes.c_int, [ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t]),
     ("cistern_report", ctypes.c_int, [ctypes.c_char_p, ctypes.c_int]),
+    ("cistern_history_hash", ctypes.c_int, [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]),
+    ("cistern_last_report", ctypes.c_size_t, [ctypes.c_char_p, ctypes.c_size_t]),
 )
 
 _lock = threading.RLock()
@@ -148,6 +150,21 @@ def has_history() -> bool:
         return False
     enabled: Any = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return enabled is not None and bool(enabled())
+
+
+def history_hash(device: int) -> int:
+    """The hash of the sizes of the requests since the last call, in their order; 0 where there is no history."""
+    value = ctypes.c_uint64()
+    lib = _lib()
+    _library.check(lib, lib.cistern_history_hash(device, ctypes.byref(value)))
+    return value.value
+
+
+def last_report() -> str:
+    """The file of the calling thread's last failure, "" where there is none."""
+    path = ctypes.create_string_buffer(4096)
+    n = int(_lib().cistern_last_report(path, len(path)))
+    return os.fsdecode(path.value) if n < len(path) else ""
 
 
 def report(folder: "Optional[Path]", child: bool) -> None:

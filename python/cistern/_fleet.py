@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from . import _library
+from . import _agent, _library
 from ._errors import CisternError, say
 from ._version import version
 
@@ -32,7 +32,7 @@ FULL = 0.7
 EVENTS = 3  # of each request: alloc, free_requested, free_completed
 
 _COLUMNS = ("step", "time_us", "allocated_bytes", "peak_allocated_bytes", "reserved_bytes", "outside_bytes", "requests",
-            "requested_bytes")
+            "requested_bytes", "hash")
 
 # The recorder of this process; None: nothing is recorded.
 recorder: "Optional[Recorder]" = None
@@ -60,6 +60,7 @@ def begin(torch: Any, allocator: str) -> Any:
     global recorder
     recorder = Recorder(torch, allocator, os.environ["_CISTERN_FLEET"])
     recorder.follow_optimizers()
+    _agent.follow(recorder.folder, machine())
     os.register_at_fork(after_in_child=_forked)
     if torch.cuda.is_initialized():
         recorder.start()
@@ -100,14 +101,28 @@ class Series:
     def join(self, row: List[int]) -> None:
         if self.rows and (self.rows[-1][0] - 1) // self.every == (row[0] - 1) // self.every:
             a = self.rows.pop()
-            row = row[:3] + [max(a[3], row[3]), max(a[4], row[4]), max(a[5], row[5]), a[6] + row[6], a[7] + row[7]]
+            row = row[:3] + [max(a[3], row[3]), max(a[4], row[4]), max(a[5], row[5]), a[6] + row[6], a[7] + row[7],
+                             max(1, (a[8] + row[8]) & WORD) if a[8] and row[8] else 0]
         self.rows.append(row)
 
     def columns(self) -> Dict[str, Any]:
         found: Dict[str, Any] = {"every": self.every}
         for i, name in enumerate(_COLUMNS):
             found[name] = [row[i] for row in self.rows]
+        if not any(found["hash"]):
+            del found["hash"]
         return found
+
+
+WORD = (1 << 64) - 1
+
+
+def mixed(value: int, size: int) -> int:
+    """event.Mix in Go: the hash of a sequence with one more number."""
+    for _ in range(8):
+        value = (value ^ size & 0xff) * 1099511628211 & WORD
+        size >>= 8
+    return max(1, value)
 
 
 class Device:
@@ -151,7 +166,9 @@ class Device:
         if self.on_cistern and _library.running_already():
             from . import _stats
 
-            return _stats.as_torch(_stats.read(_library.load(), self.ordinal))
+            s = _stats.read(_library.load(), self.ordinal)
+            self.about["limit_bytes"] = int(s.limit)
+            return _stats.few_as_torch(s)
         found: Dict[str, Any] = self.torch.cuda.memory_stats_as_nested_dict(self.ordinal)
         return found
 
@@ -188,14 +205,25 @@ class Device:
         # Counters that are smaller than before were set back by the program.
         self.series.add([step, now, allocated, known, reserved, self.outside,
                          total[0] - requests if total[0] >= requests else total[0],
-                         total[1] - their_bytes if total[1] >= their_bytes else total[1]])
+                         total[1] - their_bytes if total[1] >= their_bytes else total[1], self.hash(step)])
+
+    def hash(self, step: int) -> int:
+        """Of the requests of a step, where Cistern keeps a history; else 0."""
+        from . import _attribution
+
+        if not self.on_cistern or not _attribution.current().history or not _library.running_already():
+            return 0
+        value = _attribution.history_hash(self.ordinal)
+        return mixed(value, step) if value else 0
 
     def failed(self, step: int, now: int, requested: int, free: int) -> Dict[str, Any]:
         allocated, reserved, split, _ = self.look(self.read(), step, now, free=True)
         found = {"time_us": now, "step": step, "requested_bytes": int(requested), "allocated_bytes": allocated,
                  "reserved_bytes": reserved, "split_bytes": split, "free_bytes": int(free)}
         if len(self.failures) == MOST_FAILURES:
-            self.failures.pop()
+            before = self.failures.pop()
+            if "recording" in before:  # until this one has a file, the newest is that
+                found["recording"] = before["recording"]
         self.failures.append(found)
         return found
 
@@ -258,7 +286,7 @@ class Recorder:
 
     def mark(self, by: str) -> None:
         """Never raises: the program comes first."""
-        began = time.perf_counter()
+        began = time.thread_time()
         try:
             with self.lock:
                 if not self.started:
@@ -271,15 +299,16 @@ class Recorder:
                     self.marks = by
                 self.steps += 1
                 now = time.time_ns() // 1000
-                if not self.devices or self.steps & (self.steps - 1) == 0:
+                known = len(self.devices)
+                if not known or self.steps & (self.steps - 1) == 0:
                     self.find_devices()
                 for device in self.devices.values():
                     device.mark(self.steps, now)
-            if self.parts.due():
+            if self.parts.due() or len(self.devices) > known:  # a process that is killed soon has been there
                 self.wake.set()
         except Exception as e:
             self.complain(e)
-        self.spent += time.perf_counter() - began
+        self.spent += time.thread_time() - began
 
     def find_devices(self) -> None:
         for ordinal in range(self.torch.cuda.device_count()):
@@ -295,10 +324,15 @@ class Recorder:
     def out_of_memory(self, device: int, allocation: int, total: int, free: int) -> None:
         """PyTorch's observer of failed requests."""
         try:
+            file = self.file_of_failure()
             with self.lock:
                 if device not in self.devices:
                     self.devices[device] = Device(self.torch, device, self.allocator == "cistern")
-                self.devices[device].failed(self.steps, time.time_ns() // 1000, allocation, free)
+                failure = self.devices[device].failed(self.steps, time.time_ns() // 1000, allocation, free)
+                if file:
+                    failure["recording"] = file
+                    if file not in self.recordings:  # of failures but the first the newest has the same
+                        self.recordings.append(file)
                 few = self.devices[device].ooms <= MOST_FAILURES
             if few:
                 self.write()
@@ -306,6 +340,15 @@ class Recorder:
                 self.wake.set()
         except Exception as e:
             self.complain(e)
+
+    def file_of_failure(self) -> str:
+        """The file that Cistern has written of the failure of this thread, where it lies beside the summary; else nothing."""
+        if self.allocator != "cistern" or not _library.running_already():
+            return ""
+        from . import _attribution
+
+        folder, name = os.path.split(_attribution.last_report())
+        return name if folder and os.path.realpath(folder) == os.path.realpath(self.folder) else ""
 
     def recording_of_failure(self, device: int, name: str) -> None:
         with self.lock:
@@ -380,7 +423,7 @@ class Recorder:
     def write_now(self) -> None:
         temporary: Optional[str] = None
         try:
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.thread_time()
             with self.lock:
                 self.find_devices()
                 now = time.time_ns() // 1000
@@ -394,7 +437,7 @@ class Recorder:
             os.replace(temporary, os.path.join(self.folder, self.name + ".summary.json"))
             temporary = None
             self.took = time.perf_counter() - began
-            self.spent += self.took
+            self.spent += time.thread_time() - cpu
             self.wrote()
         except Exception as e:
             self.complain(e)
@@ -487,8 +530,12 @@ def name_of_process() -> str:
     """Of no two processes the same, also on a file system that many nodes share."""
     rank = os.environ.get("RANK", "")
     first = "rank%05d" % int(rank) if rank.isdigit() else "process"
-    host = "".join(c if c.isalnum() or c == "-" else "-" for c in socket.gethostname())[:64]
-    return "%s-%s-%d-%x" % (first, host, os.getpid(), time.time_ns() // 1000000)
+    return "%s-%s-%d-%x" % (first, machine(), os.getpid(), time.time_ns() // 1000000)
+
+
+def machine() -> str:
+    """The name of this machine as a part of a file's."""
+    return "".join(c if c.isalnum() or c == "-" else "-" for c in socket.gethostname())[:64]
 
 
 def variables() -> Dict[str, str]:

@@ -175,6 +175,70 @@ class Fleet(Case):
         (one,) = self.summaries()
         self.assertEqual((one["ended"], errors), ("", ""))
 
+    # An agent as that of PyTorch's: once a process has failed it ends the others.
+    AGENT = """
+        import os, time
+        class Failure:
+            def __init__(self, pid, exitcode):
+                self.pid, self.exitcode = pid, exitcode
+        class Result:
+            def __init__(self, failures):
+                self.failures = failures
+        class PContext:
+            def __init__(self, processes):
+                self.processes, self._failures = processes, {}
+            def look(self):
+                for n, p in enumerate(self.processes):
+                    if n not in self._failures and p.poll():
+                        self._failures[n] = Failure(p.pid, p.returncode)
+            def wait(self):
+                while not self._failures:
+                    time.sleep(0.01)
+                    self.look()
+                self.close()
+                self.look()
+                return Result(self._failures)
+            def close(self):
+                for p in self.processes:
+                    p.terminate()
+                    p.wait()
+        """
+
+    def agent(self, fails):
+        for name in ("torch/distributed", "torch/distributed/elastic", "torch/distributed/elastic/multiprocessing"):
+            self.write(os.path.join("site", name, "__init__.py"), "")
+        self.write("site/torch/distributed/elastic/multiprocessing/api.py", textwrap.dedent(self.AGENT))
+        self.run_it("""
+            import glob, os, subprocess, sys, time, torch
+            if "RANK" not in os.environ:
+                from torch.distributed.elastic.multiprocessing.api import PContext
+                start = lambda n: subprocess.Popen([sys.executable, __file__], env=dict(os.environ, RANK=n, LOCAL_RANK=n, WORLD_SIZE="3"))
+                print(sorted(PContext([start(n) for n in "012"]).wait().failures))
+                sys.exit()
+            import cistern
+            torch.cuda.init()
+            torch.cuda.alloc(1)
+            cistern.step()
+            # All have left a summary with their GPU.
+            def there():
+                return sum('"devices":[{' in open(f).read() for f in glob.glob("runs/rank*.summary.json"))
+            while there() < 3:
+                time.sleep(0.01)
+            if os.environ["RANK"] == "1":
+                """ + fails + """
+            while True:
+                time.sleep(1)
+            """, "--max-entries", "0", "-o", "runs/")
+        return {int(s["variables"]["RANK"]): (s["ended"], s.get("status")) for s in self.summaries()}
+
+    def test_agent_says_how_ranks_failed(self):
+        self.assertEqual(self.agent("os.kill(os.getpid(), 9)"), {0: ("", None), 1: ("", -9), 2: ("", None)})
+        done = subprocess.run([COMMAND, "fleet", self.path("runs")], stdout=subprocess.PIPE, env=self.environment(), timeout=600, check=True, universal_newlines=True)
+        self.assertIn("- rank 1 was killed by SIGKILL", done.stdout)
+
+    def test_agent_says_how_ranks_ended(self):
+        self.assertEqual(self.agent("sys.exit(7)"), {0: ("", None), 1: ("exit", 7), 2: ("", None)})
+
     def test_children(self):
         # A child of fork before CUDA starts is a process of its own; one after is none.
         self.run_it("""
@@ -343,6 +407,51 @@ class Fleet(Case):
         self.assertEqual([len(g["ranks"]) for g in answer["groups"]], [world])
         grown = [f for f in answer["findings"] if f["kind"] == "growth"]
         self.assertEqual(sorted(n for f in grown for n in f["ranks"]), [r for r in range(world) if r != dies])
+
+    def test_files_of_failures(self):
+        # The summary names the file of each request that failed, also of failures beyond those that have one of their own.
+        self.RANK = self.RANK.replace("    print(step", "    recorder = _fleet.recorder\n            if step < 7:\n"
+                                      "                assert not lib.cistern_malloc(2 << 30, 0, None)\n"
+                                      "                recorder.out_of_memory(0, 2 << 30, 1 << 30, 0)\n            print(step")
+        self.ranks(1, None, conf="driver:sim:1GiB,report:" + self.path("runs"))
+        (one,) = self.summaries()
+        files = ["oom-%d-%d.cistern" % (one["pid"], n) for n in range(1, 6)]
+        self.assertEqual(one["recordings"][:5], files)
+        self.assertEqual([f.get("recording") for f in one["devices"][0]["failures"]], files)
+        done = subprocess.run([COMMAND, "fleet", "--json", self.path("runs")], stdout=subprocess.PIPE, env=self.environment(), timeout=600, check=True)
+        report = json.loads(done.stdout)["limit"]["report"]
+        self.assertEqual(os.path.basename(report), files[4])
+        text = subprocess.run([COMMAND, "fleet", self.path("runs")], stdout=subprocess.PIPE, env=self.environment(), timeout=600, check=True, universal_newlines=True)
+        self.assertIn("\n  cistern report " + report + "\n", text.stdout)
+
+    def test_hashes_on_cistern(self):
+        # With a history the hash of each step's requests is there as the process runs, and is the one that is computed of the recording.
+        self.ranks(2, None, conf="driver:sim:1GiB,history:1000")
+        one, other = (s["devices"][0]["steps"] for s in self.summaries())
+        self.assertEqual((len(one["hash"]), 0 in one["hash"]), (20, False))
+        self.assertEqual(one["hash"], other["hash"])
+        for file in glob.glob(self.path("runs", "*.summary.json")):
+            with open(file) as f:
+                summary = json.load(f)
+            del summary["devices"][0]["steps"]["hash"]
+            self.write(file, json.dumps(summary))
+        subprocess.run([COMMAND, "fleet", "collect", self.path("runs"), self.path("all")], env=self.environment(), stderr=subprocess.PIPE, timeout=600, check=True)
+        found = [s["devices"][0]["steps"].get("hash") for s in self.summaries("all")]
+        self.assertEqual([n for n in found[0] if n], [n for n, m in zip(one["hash"], found[0]) if m])
+        self.assertGreater(len([n for n in found[0] if n]), 10)
+
+    def test_hash_of_many_steps(self):
+        from cistern import _fleet
+
+        s = _fleet.Series()
+        for step in range(1, 2 * _fleet.MOST_ROWS + 1):
+            s.add([step, step, 0, 0, 0, 0, 1, 1, _fleet.mixed(step, step)])
+        columns = s.columns()
+        self.assertEqual((columns["every"], len(columns["hash"])), (2, _fleet.MOST_ROWS))
+        self.assertEqual(columns["hash"][7], (_fleet.mixed(15, 15) + _fleet.mixed(16, 16)) % (1 << 64))
+        s.add([step + 1, 0, 0, 0, 0, 0, 1, 1, 0])
+        s.add([step + 2, 0, 0, 0, 0, 0, 1, 1, 5])
+        self.assertEqual(s.columns()["hash"][-1], 0)
 
     def test_recordings_on_cistern(self):
         # The history is written whenever it is nearly full, and what is more than the size allows is removed.

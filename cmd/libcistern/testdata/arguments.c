@@ -69,6 +69,7 @@ int main(void) {
     BAD(cistern_snapshot_take(d, NULL, &snap));
     BAD(cistern_stack_usage(d, NULL, 0, &n));
     BAD(cistern_history_drain(d, &e, 1, &n, NULL));
+    BAD(cistern_history_hash(d, &bytes));
   }
 
 #define NONE(call) FAILS(CISTERN_INVALID, "NULL", call)
@@ -113,6 +114,7 @@ int main(void) {
   NONE(cistern_snapshot_take(0, NULL, NULL));
   NONE(cistern_snapshot_write(NULL));
   NONE(cistern_history_drain(0, NULL, 0, NULL, NULL));
+  NONE(cistern_history_hash(0, NULL));
   NONE(cistern_history_drain(0, NULL, 5, &n, NULL));
   NONE(cistern_trace_write(NULL));
   NONE(cistern_stack_usage(0, NULL, 0, NULL));

@@ -259,6 +259,9 @@ static void history(void) {
   uint64_t lost;
   OK(cistern_history_drain(0, e, 64, &n, &lost));
   CHECK(n == 0 && lost == 0);
+  uint64_t hash = 1, want = 14695981039346656037u;
+  OK(cistern_history_hash(0, &hash));
+  CHECK(hash == 0);
   OK(cistern_history(0, 20));
   OK(cistern_tag_push("traced"));
   void *p = cistern_malloc(5 * MIB, 0, STREAM(5));
@@ -275,6 +278,10 @@ static void history(void) {
   CHECK(i + 1 < n && e[i].kind == CISTERN_EVENT_ALLOC && e[i].addr == (uintptr_t)p && e[i].size == 5 * MIB);
   CHECK(e[i].time_us > (int64_t)1600000000 * 1000000 && strcmp(cistern_tag_name(e[i].tag), "traced") == 0);
   CHECK(e[i + 1].kind == CISTERN_EVENT_FREE_REQUESTED && e[i + 1].addr == (uintptr_t)p);
+  OK(cistern_history_hash(0, &hash));
+  for (int k = 0; k < 8; k++)
+    want = (want ^ ((5 * MIB) >> 8 * k & 0xff)) * 1099511628211u;
+  CHECK(hash == want);
   for (i = 0; i < 30; i++)
     cistern_free(cistern_malloc(512, 0, STREAM(5)), 512, 0, NULL);
   OK(cistern_history_drain(0, e, 64, &n, &lost));

@@ -66,6 +66,12 @@ int main(int argc, char **argv) {
     CHECK(cistern_malloc(900 * MIB, 0, NULL) == NULL);
     CHECK_WORDS(CISTERN_OUT_OF_MEMORY, "load_model in oom_c"); /* the largest */
     CHECK(files(".cistern") == 1);
+    char file[4096], cut[8], want[4096];
+    snprintf(want, sizeof want, "%s/oom-%d-1.cistern", dir, (int)getpid());
+    CHECK(cistern_last_report(file, sizeof file) == strlen(want) && strcmp(file, want) == 0);
+    CHECK(cistern_last_report(cut, sizeof cut) == strlen(want) && strlen(cut) == 7 && cistern_last_report(NULL, 0) == strlen(want));
+    /* A failure without a file has none. */
+    CHECK(cistern_release(&file) != CISTERN_OK && cistern_last_report(file, sizeof file) == 0 && file[0] == 0);
     cistern_source s = {NULL, {.size = sizeof s.options}};
     CHECK(cistern_source_malloc(&s, 900 * MIB, 0) == NULL && files(".cistern") == 2);
     /* What is kept for the reports ends with them; what is asked for beside stays. */

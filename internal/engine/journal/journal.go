@@ -37,6 +37,7 @@ type Journal struct {
 	ever uint64 // events that were recorded, ever: the number of the newest
 	// +checklocks:mu
 	taken uint64       // the first event that Take returned last; 0 where that is long ago
+	sizes uint64       // +checklocks:mu // hash of the requests that were met since the last TakeHash; 0 while nothing is recorded
 	now   func() int64 // +checklocks:mu
 }
 
@@ -63,6 +64,12 @@ func New(h *health.State, thread *Thread) *Journal {
 func (j *Journal) SetLimit(n int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	switch {
+	case n == 0:
+		j.sizes = 0
+	case j.limit == 0:
+		j.sizes = event.HashStart
+	}
 	j.limit, j.ring, j.first, j.count, j.lost = n, nil, 0, 0, 0
 	j.health.SetRecording(n > 0)
 }
@@ -121,6 +128,17 @@ func (j *Journal) Take(buf []event.Event, n int) (events []event.Event, lost uin
 	return buf, lost
 }
 
+// TakeHash is the hash of the sizes of the requests that were met since it was last called, in their order; 0 where nothing is recorded.
+func (j *Journal) TakeHash() uint64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	hash := j.sizes
+	if hash != 0 {
+		j.sizes = event.HashStart
+	}
+	return hash
+}
+
 // appendTo appends n events to buf, from event i of the ring on.
 //
 // +checklocks:j.mu
@@ -143,6 +161,9 @@ func (j *Journal) Record(e event.Event) {
 	e.TimeUS = j.clock()
 	if f := j.thread.f.Load(); e.Thread == 0 && f != nil {
 		e.Thread = (*f)()
+	}
+	if e.Kind == event.Alloc && j.sizes != 0 {
+		j.sizes = event.Mix(j.sizes, e.Size)
 	}
 	j.ever++
 	j.Streams.note(e.Stream, j.ever)

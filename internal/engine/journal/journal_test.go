@@ -196,3 +196,43 @@ func TestOwnFunctions(t *testing.T) {
 
 //go:noinline
 func catch(s *Stacks, size uint64) uint32 { return s.Go(size) }
+
+// The hash is of the sizes of requests in their order, whatever the ring still holds, and begins anew when it is taken.
+func TestHash(t *testing.T) {
+	j := newJournal()
+	hash := func(sizes ...uint64) uint64 {
+		h := uint64(event.HashStart)
+		for _, n := range sizes {
+			h = event.Mix(h, n)
+		}
+		return h
+	}
+	alloc := func(sizes ...uint64) {
+		for _, n := range sizes {
+			j.Record(event.Event{Kind: event.Alloc, Size: n})
+			j.Record(event.Event{Kind: event.FreeRequested, Size: n})
+		}
+	}
+	want := func(want uint64) {
+		t.Helper()
+		if got := j.TakeHash(); got != want {
+			t.Errorf("%#x, want %#x", got, want)
+		}
+	}
+	alloc(1)
+	want(0) // nothing is recorded
+	j.SetLimit(3)
+	alloc(5, 7, 9)
+	want(hash(5, 7, 9))
+	want(hash())
+	alloc(7)
+	j.SetLimit(2) // as for the next part of a recording
+	alloc(5)
+	want(hash(7, 5))
+	if hash(7, 5) == hash(5, 7) {
+		t.Error("the order does not count")
+	}
+	j.SetLimit(0)
+	alloc(1)
+	want(0)
+}

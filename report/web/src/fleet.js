@@ -175,11 +175,14 @@ function heatMap(view, rows, show, choose) {
     h('div', {class: 'tools'}, values, by)), h('div', {class: 'heatmap', css: {'--gutter': `${gutter}px`}}, ends, canvas), plotHost, tip);
 }
 
+// shellWord quotes a word for a shell where it needs that.
+function shellWord(w) {
+  return /^[\w\-=+./:,@%]+$/.test(w) ? w : `'${w.replace(/'/g, `'\\''`)}'`;
+}
+
 function rankPanel(view, i) {
   const r = view.answer.ranks[i];
   const report = view.reports[i];
-  const newest = (r.recordings || []).slice(-1)[0];
-  const folder = r.file.replace(/[^/\\]*$/, '');
   const row = (key, value) => h('tr', {}, h('td', {class: 'key'}, key), h('td', {class: 'value'}, value));
   return section('chosen', rankName(r)[0].toUpperCase() + rankName(r).slice(1), place(r), h('div', {class: 'panel'}, partsBar(r), h('table', {class: 'grid'}, h('tbody', {},
     row('headroom', r.headroom_bytes < 0 ? `${signed(r.headroom_bytes)} (a request failed)` : bytes(r.headroom_bytes)),
@@ -189,7 +192,7 @@ function rankPanel(view, i) {
     row('steps', `${count(r.steps)}${r.ended ? '' : ', without a last summary'}`),
     row('group', String(r.group + 1)),
     row('summary', r.file),
-    report ? row('report', h('a', {href: report}, report)) : newest ? row('for its report', `cistern report ${folder}${newest} -o ${folder}${newest}.html`) : row('report', 'it has no recording')))));
+    report ? row('report', h('a', {href: report}, report)) : r.report ? row('for its report', `cistern report ${shellWord(r.report)} -o ${shellWord(`${r.report}.html`)}`) : row('report', (r.recordings || []).length ? 'its recordings are not beside its summary' : 'it has no recording')))));
 }
 
 function groups(a) {
