@@ -232,14 +232,20 @@ func (n *notifier) Forget(name string) { _ = n.tell("FDSTOREREMOVE=1\nFDNAME="+n
 
 // tell sends a message, and waits a second at most.
 func (n *notifier) tell(text string, oob []byte) error {
-	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: n.socket, Net: "unixgram"})
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return err
+		return os.NewSyscallError("socket", err)
 	}
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(time.Second))
-	_, _, err = c.WriteMsgUnix([]byte(text), oob, nil)
-	return err
+	defer unix.Close(fd)
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: 1}); err != nil {
+		return os.NewSyscallError("setsockopt", err)
+	}
+	for {
+		err := unix.Sendmsg(fd, []byte(text), oob, &unix.SockaddrUnix{Name: n.socket}, unix.MSG_NOSIGNAL)
+		if err != unix.EINTR {
+			return os.NewSyscallError("sendmsg", err)
+		}
+	}
 }
 
 // watchdog ticks twice in the time within which systemd wants to hear of the service; nil: it does not.
