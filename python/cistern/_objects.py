@@ -15,7 +15,7 @@ from . import _library, _memory, _pools
 from ._errors import CisternError
 
 if TYPE_CHECKING:
-    from .hints import Device, Path
+    from .hints import Device, ObjectInfo, Path
 
 _ALIGN = 512
 _PIECE = 64 << 20  # bytes that are copied or read at once
@@ -54,7 +54,12 @@ class _Source:
     """Bytes that are copied to an object."""
 
     def __init__(self, name: str, value: Any) -> None:
-        self.stream, self.shape = 0, ()  # type: int, Tuple[int, ...]
+        self.stream: int = 0
+        self.shape: Tuple[int, ...] = ()
+        self.type: Tuple[str, str, str, int] = _BY_NAME["U8"]
+        self.address: int = 0
+        self.bytes: int = 0
+        self._alive: Any = None
         if hasattr(value, "data_ptr"):
             self._of_torch(name, value)
         elif hasattr(value, "__cuda_array_interface__"):
@@ -64,7 +69,7 @@ class _Source:
         else:
             view = memoryview(value).cast("B")
             self._alive = (ctypes.c_char * max(len(view), 1)).from_buffer_copy(view.tobytes() or b"\0")
-            self.type, self.shape, self.bytes, self.address = _BY_NAME["U8"], (len(view),), len(view), ctypes.addressof(self._alive)
+            self.shape, self.bytes, self.address = (len(view),), len(view), ctypes.addressof(self._alive)
 
     def _of_torch(self, name: str, value: Any) -> None:
         value = self._alive = value.detach().contiguous()
@@ -93,7 +98,8 @@ class _Source:
 
 def _layout(sources: Mapping[str, _Source]) -> Tuple[Dict[str, Any], int]:
     """The layout of tensors, each aligned, and the object's bytes."""
-    layout, at = {}, 0
+    layout: Dict[str, Any] = {}
+    at = 0
     for name, s in sources.items():
         layout[name] = {"dtype": s.type[0], "shape": list(s.shape), "data_offsets": [at, at + s.bytes]}
         at += -(-s.bytes // _ALIGN) * _ALIGN
@@ -200,7 +206,7 @@ class Object(Mapping[str, Any]):
     `metadata` is that of a safetensors file. `device` is the index of the device.
     """
 
-    def __init__(self, mapping: _Mapping, device: int, info: Dict[str, Any], layout: Dict[str, Any]) -> None:
+    def __init__(self, mapping: _Mapping, device: int, info: "ObjectInfo", layout: Dict[str, Any]) -> None:
         self.info, self.device, self._mapping = info, device, mapping
         self._layout = {k: v for k, v in layout.items() if k != "__metadata__"}
         self.metadata: Dict[str, str] = dict(layout.get("__metadata__") or {})
@@ -261,7 +267,7 @@ class Object(Mapping[str, Any]):
         self.close()
 
 
-def put(name: str, tensors: Mapping[str, Any], device: "Optional[Device]" = None, mode: int = 0o600, ttl: float = 0,
+def put(name: str, tensors: Mapping[str, object], device: "Optional[Device]" = None, mode: int = 0o600, ttl: float = 0,
         labels: Optional[Mapping[str, str]] = None, checksum: bool = False) -> None:
     """Writes tensors to a named object, which outlives this process. It replaces the object of that name; processes that have that open
     keep it.
@@ -319,7 +325,7 @@ def get(name: str, device: "Optional[Device]" = None, user: Optional[int] = None
     return Object(mapping, index, about["object"], about["layout"])
 
 
-def objects(name: Optional[str] = None, user: Optional[int] = None) -> List[Dict[str, Any]]:
+def objects(name: Optional[str] = None, user: Optional[int] = None) -> "List[ObjectInfo]":
     """Lists the named objects that this user may read.
 
     Args:
@@ -327,7 +333,7 @@ def objects(name: Optional[str] = None, user: Optional[int] = None) -> List[Dict
         user: with a name, the number of its user; None is this one.
 
     Returns:
-        A dictionary for each generation, as in `cistern node ls --objects --json`.
+        A dictionary for each generation, with the names that `cistern node ls --objects --json` prints.
 
     Raises:
         CisternError: there is no broker.
