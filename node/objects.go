@@ -129,8 +129,11 @@ func (o *Objects) Build(dev cuda.Device, spec ObjectSpec) (*Build, error) {
 	if spec.Mode != 0 {
 		mode = uint32(spec.Mode)
 	}
-	b, err := o.in.Build(dev, d.Info().UUID, size, protocol.ObjectSpec{Name: spec.Name, Mode: mode, TTL: spec.TTL.Seconds(), Labels: spec.Labels},
-		internal(spec.Tensors))
+	layout, err := objects.AppendLayout(nil, size, internal(spec.Tensors))
+	if err != nil {
+		return nil, err
+	}
+	b, err := o.in.Build(dev, d.Info().UUID, size, protocol.ObjectSpec{Name: spec.Name, Mode: mode, TTL: spec.TTL.Seconds(), Labels: spec.Labels}, layout)
 	if err != nil {
 		return nil, explained(err)
 	}

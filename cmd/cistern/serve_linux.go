@@ -41,18 +41,26 @@ func nodeSockets() []string { return client.Sockets() }
 func (a *app) serve(ctx context.Context, f *serveFlags) error {
 	log := a.logger(f)
 	figures := metrics.New(buildVersion().Version)
+	n := newNotifier()
+	l, stored, err := passed()
+	if err != nil {
+		return err
+	}
 	b, err := broker.New(broker.Options{Policy: f.policy, DryRun: f.dryRun, Log: log, Observer: figures,
-		Objects: broker.ObjectOptions{Open: objectDriver, Most: f.objects, MostBytes: f.objectBytes}})
+		Objects: broker.ObjectOptions{Open: objectDriver, Most: f.objects, MostBytes: f.objectBytes, Keep: n.keeper()}})
 	if err != nil {
 		return err
 	}
 	defer b.Close()
+	if len(stored) > 0 {
+		log.Info("objects of an earlier broker are there", "objects", b.Restore(stored))
+	}
 	endMetrics, err := serveMetrics(f.metrics, figures, b, log)
 	if err != nil {
 		return err
 	}
 	defer endMetrics()
-	l, release, err := listen(f.socket)
+	l, release, err := listen(l, f.socket)
 	if err != nil {
 		return err
 	}
@@ -63,7 +71,6 @@ func (a *app) serve(ctx context.Context, f *serveFlags) error {
 	defer signal.Stop(again)
 	ctx, stop := heedless(ctx, syscall.SIGHUP)
 	defer stop()
-	n := newNotifier()
 	log.Info("the broker serves", "socket", l.Addr().String(), "policy", f.policy, "dry_run", f.dryRun, "version", buildVersion().Version)
 	n.say("READY=1")
 	defer n.say("STOPPING=1")
@@ -204,13 +211,41 @@ func (n *notifier) say(text string) {
 	if n.socket == "" {
 		return
 	}
-	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: n.socket, Net: "unixgram"})
-	if err != nil {
-		return
+	_ = n.tell(text, nil)
+}
+
+// keeper is systemd's file descriptor store, which ignores what it is not to keep (FileDescriptorStoreMax=); nil without systemd.
+func (n *notifier) keeper() broker.Keeper {
+	if n.socket == "" {
+		return nil
 	}
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(time.Second))
-	_, _ = c.Write([]byte(text))
+	return n
+}
+
+// Store has systemd keep a descriptor until Forget, or until the service is stopped. FDPOLL=0: it does not look whether the file hangs up.
+func (n *notifier) Store(name string, fd int) error {
+	return n.tell("FDSTORE=1\nFDNAME="+name+"\nFDPOLL=0", unix.UnixRights(fd))
+}
+
+// Forget has systemd close a descriptor.
+func (n *notifier) Forget(name string) { _ = n.tell("FDSTOREREMOVE=1\nFDNAME="+name, nil) }
+
+// tell sends a message, and waits a second at most.
+func (n *notifier) tell(text string, oob []byte) error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(fd)
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: 1}); err != nil {
+		return os.NewSyscallError("setsockopt", err)
+	}
+	for {
+		err := unix.Sendmsg(fd, []byte(text), oob, &unix.SockaddrUnix{Name: n.socket}, unix.MSG_NOSIGNAL)
+		if err != unix.EINTR {
+			return os.NewSyscallError("sendmsg", err)
+		}
+	}
 }
 
 // watchdog ticks twice in the time within which systemd wants to hear of the service; nil: it does not.
@@ -226,13 +261,13 @@ func (n *notifier) watchdog() <-chan time.Time {
 }
 
 // listen is the socket that systemd passes, or one at the path. release is called when the broker has ended.
-func listen(path string) (l *net.UnixListener, release func(), err error) {
-	if l, err := passed(); l != nil || err != nil {
-		if err == nil && path != "" {
-			l.Close()
-			err = errors.New("--socket: systemd passes a socket already")
+func listen(passed *net.UnixListener, path string) (l *net.UnixListener, release func(), err error) {
+	if passed != nil {
+		if path != "" {
+			passed.Close()
+			return nil, nil, errors.New("--socket: systemd passes a socket already")
 		}
-		return l, func() {}, err
+		return passed, func() {}, nil
 	}
 	if path == "" {
 		if path, err = defaultSocket(os.Geteuid() == 0); err != nil {
@@ -285,20 +320,52 @@ func lockBroker(path string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// passed is the listening socket that systemd passes (LISTEN_FDS), nil for none.
-func passed() (*net.UnixListener, error) {
-	n := environ.Get("LISTEN_FDS")
-	if n == "" || environ.Get("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
-		return nil, nil
+// passed is the listening socket that systemd passes (LISTEN_FDS), nil for none, and the descriptors that an earlier broker stored, by
+// name.
+func passed() (l *net.UnixListener, stored map[string]int, err error) {
+	count := environ.Get("LISTEN_FDS")
+	if count == "" || environ.Get("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
+		return nil, nil, nil
 	}
-	if n != "1" {
-		return nil, fmt.Errorf("systemd passes %s sockets: expected one", n)
+	n, err := strconv.Atoi(count)
+	if err != nil || n < 0 || n > 1<<16 {
+		return nil, nil, fmt.Errorf("systemd passes %q descriptors: expected a number", count)
 	}
 	const first = 3
-	unix.CloseOnExec(first)
-	f := os.NewFile(first, "the socket that systemd passes")
+	names := strings.Split(environ.Get("LISTEN_FDNAMES"), ":")
+	var sockets []int
+	stored = map[string]int{}
+	for i := range n {
+		unix.CloseOnExec(first + i)
+		name := ""
+		if i < len(names) {
+			name = names[i]
+		}
+		if kind, err := unix.GetsockoptInt(first+i, unix.SOL_SOCKET, unix.SO_TYPE); err == nil && kind == unix.SOCK_SEQPACKET || name == "" || n == 1 {
+			sockets = append(sockets, first+i)
+			continue
+		}
+		if _, twice := stored[name]; twice {
+			unix.Close(first + i)
+			continue
+		}
+		stored[name] = first + i
+	}
+	if len(sockets) > 1 {
+		return nil, nil, fmt.Errorf("systemd passes %d sockets: expected one", len(sockets))
+	}
+	if len(sockets) == 0 {
+		return nil, stored, nil
+	}
+	l, err = passedSocket(sockets[0])
+	return l, stored, err
+}
+
+// passedSocket is the listener of a descriptor.
+func passedSocket(fd int) (*net.UnixListener, error) {
+	f := os.NewFile(uintptr(fd), "the socket that systemd passes")
 	defer f.Close()
-	if kind, err := unix.GetsockoptInt(first, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_SEQPACKET {
+	if kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_SEQPACKET {
 		return nil, errors.New("the socket that systemd passes: expected one of ListenSequentialPacket=")
 	}
 	l, err := net.FileListener(f)

@@ -397,6 +397,46 @@ int cistern_pause_buffers(int device, uint64_t bytes);
 int cistern_node_allow_pause(int device, const cistern_pause_options *options /* NULL: all, kept in host memory */);
 int cistern_node_deny_pause(int device);
 
+/* ---- named objects -------------------------------------------------------------------------------------------- */
+
+/* Named objects are device memory that the node's broker (cistern serve) keeps: it outlives the process that wrote it, and others map
+ * it without a copy, for reading only. Addresses are those of this process. Without a broker the functions fail with CISTERN_INVALID.
+ * A broker that does not answer costs 40 s at most.
+ *
+ * cistern_node_build has the broker make bytes of memory on the device and maps it. Others see it under its name after
+ * cistern_node_commit, which unmaps it; sha256 is that of the contents in hexadecimal, for readers to check, or NULL. A name is 1 to
+ * 255 letters, digits and - _ . : @ + =, with single slashes in between. It is the user's own. cistern_node_abandon ends a build; so does
+ * the end of the process. Both wait for the device's work, and fail with CISTERN_INVALID, without effect, during a capture. */
+typedef struct cistern_object_options {
+  uint32_t size;      /* sizeof(cistern_object_options), set by the caller */
+  uint32_t mode;      /* rights to read, as of a file: 0600, 0640, 0604, 0644; 0 is 0600 */
+  const char *layout; /* the tensors, JSON as in the header of a safetensors file; NULL: none */
+  const char *labels; /* up to 8, "key=value,key=value"; NULL: none */
+  double ttl;         /* seconds without a reader after which the object goes; 0: it stays */
+} cistern_object_options;
+int cistern_node_build(int device, const char *name, uint64_t bytes, const cistern_object_options *options /* NULL: the defaults */, void **ptr);
+int cistern_node_commit(void *ptr, const char *sha256);
+int cistern_node_abandon(void *ptr);
+
+/* cistern_node_open maps an object. user is its owner's number, -1 this process's; generation 0 is the latest. The generation
+ * stays until cistern_node_close, once for each open, also where another replaces it. A kernel that writes there breaks this process's
+ * CUDA context. cistern_node_close waits for the device's work as cistern_node_commit does. */
+int cistern_node_open(int device, const char *name, int64_t user, uint64_t generation, void **ptr);
+int cistern_node_close(void *ptr);
+
+/* Copies between a build or an open object, from a byte offset on, and memory of the host or the device, in stream order; they return when
+ * the copy is done. */
+int cistern_node_write(void *ptr, uint64_t offset, const void *src, uint64_t bytes, void *stream);
+int cistern_node_read(void *ptr, uint64_t offset, void *dst, uint64_t bytes, void *stream);
+
+/* JSON, to be given to cistern_string_free; NULL: cistern_last_error says why. Of an open object: {"object": {...}, "layout": {...}};
+ * of the objects that the user may read, or with a name the generations of that one: {"objects": [...]}, as `cistern node stat --json`. */
+char *cistern_node_describe(void *ptr);
+char *cistern_node_objects(const char *name /* NULL: all */, int64_t user);
+
+/* Removes the object's latest generation, or a given one. Its memory goes when the last process has closed it. */
+int cistern_node_remove(const char *name, int64_t user, uint64_t generation);
+
 /* ---- statistics ----------------------------------------------------------------------------------------------- */
 
 typedef struct cistern_value {

@@ -3,7 +3,7 @@
 //
 // # How it is made
 //
-// Every function of cistern.h is C (shim.c, shim_pools.c). It refuses in a child of fork, where Go would hang; the test is
+// Every function of cistern.h is C (shim.c, shim_objects.c, shim_pools.c). It refuses in a child of fork, where Go would hang; the test is
 // one word on a page that the kernel empties in children. It answers what needs no Go, and else calls a Go function core…
 // that converts the arguments, calls the engine and converts the result. The version script libcistern.map hides everything
 // but cistern_*. A thread's last failure and its tags are kept in C, behind one thread-local pointer (thread.c).

@@ -70,7 +70,7 @@ func TestHosts(t *testing.T) {
 func TestReady(t *testing.T) {
 	t.Parallel()
 	var text []byte
-	for _, name := range []string{"shim.c", "shim_pools.c"} {
+	for _, name := range []string{"shim.c", "shim_objects.c", "shim_pools.c"} {
 		file, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)

@@ -47,7 +47,8 @@ type library struct {
 	connecting sync.Once
 	node       atomic.Pointer[client.Client] // of the node's broker; nil: none
 	consents   host.Consents                 // what the node may pause
-	reporter   *dump.Reporter                // of requests that failed
+	objects    nodeObjects
+	reporter   *dump.Reporter // of requests that failed
 	forReports reportHistory
 	upstream   atomic.Pointer[string] // of pools that name none, as statistics show it; nil: none
 	keeping    sync.Mutex             // held by keepStacks; comes before the engine's locks

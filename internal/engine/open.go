@@ -174,6 +174,15 @@ func (sh *Sharing) Close(p cuda.Ptr) error {
 	return d.state.imports.mapper().Close(f.base, f.size)
 }
 
+// WaitIdle waits for all work of a device, before memory of other processes is unmapped. While a capture is under way it fails.
+func (sh *Sharing) WaitIdle(dev cuda.Device) error {
+	d, err := sh.a.Device(dev)
+	if err != nil || d.health.Broken() != nil { // nothing runs any more
+		return err
+	}
+	return d.health.Failed(d.timeline.SyncContext(dev))
+}
+
 func (im *imports) mapper() phys.Imports {
 	return phys.Imports{Health: im.gpu.health, Granularity: im.gpu.info.Granularity}
 }

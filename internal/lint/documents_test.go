@@ -162,7 +162,7 @@ func TestDocumentedNames(t *testing.T) {
 	rows(t, settingsPage, "%s", strings.Split(keys, ", "))
 	rows(t, replayPage, "%s", replay.PolicyNames())
 	parents := map[string]string{"collect": "fleet ", "export": "fleet ", "metrics": "fleet ", "ls": "node ", "pause": "node ", "resume": "node ",
-		"set": "node "} // of commands of commands
+		"set": "node ", "stat": "node ", "rm": "node "} // of commands of commands
 	var commands []string
 	for _, m := range regexp.MustCompile(`(?m)^\s+Use:\s+"([a-z-]+)`).FindAllStringSubmatch(commandSource(t), -1) {
 		if m[1] != "cistern" && m[1] != "version" && m[1] != "man" && !strings.HasPrefix(m[1], "check-") {

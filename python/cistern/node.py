@@ -1,4 +1,4 @@
-"""The node's broker (`cistern serve`): how much GPU memory this process may use beside others, and what others may pause.
+"""The node's broker (`cistern serve`): how much GPU memory this process may use beside others, what others may pause, and named objects.
 
     import cistern.node
     blocks = cistern.node.available() * 9 // 10 // BLOCK_BYTES
@@ -9,12 +9,13 @@ import ctypes
 from typing import TYPE_CHECKING, Iterator, Optional, Union
 
 from . import _library, _memory, _pause, _pools
+from ._objects import Array, Object, get, load_safetensors, objects, put, remove
 
 if TYPE_CHECKING:
     from ._tags import tag as Tag
     from .hints import Device, Path, Pool
 
-__all__ = ["allow_pause", "available"]
+__all__ = ["Array", "Object", "allow_pause", "available", "get", "load_safetensors", "objects", "put", "remove"]
 
 
 def available(device: "Optional[Device]" = None) -> int:

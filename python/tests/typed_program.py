@@ -15,7 +15,7 @@ import cistern.tensorboard
 import cistern.torch
 import cistern.transformers
 import cistern.wandb
-from cistern.hints import DeviceStats, Groups, Keep, MemoryStats, PauseResult, PoolStats, Removable, StackUse, Stats, Value
+from cistern.hints import DeviceStats, Groups, Keep, MemoryStats, ObjectInfo, PauseResult, PoolStats, Removable, StackUse, Stats, Value
 
 
 def core(folder: pathlib.Path) -> None:
@@ -67,6 +67,19 @@ def core(folder: pathlib.Path) -> None:
 def step(n: int) -> int:
     with cistern.tag("inner"):
         return n
+
+
+def named_objects(path: pathlib.Path) -> int:
+    cistern.node.put("weights/x", {"w": b"bytes"}, mode=0o640, ttl=60, labels={"model": "x"}, checksum=True)
+    with cistern.node.get("weights/x", "cuda:0", user=None, generation=0) as found:
+        found.verify()
+        names: List[str] = list(found)
+        array: cistern.node.Array = found.array("w")
+        info: ObjectInfo = found.info
+    loaded: cistern.node.Object = cistern.node.load_safetensors(path, device=0)
+    listed: List[ObjectInfo] = cistern.node.objects("weights/x")
+    cistern.node.remove("weights/x")
+    return len(names) + array.ptr + info["bytes"] + len(loaded) + sum(o["readers"] for o in listed)
 
 
 def errors() -> List[str]:

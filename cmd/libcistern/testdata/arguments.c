@@ -63,6 +63,8 @@ int main(void) {
     BAD(cistern_pause_buffers(d, 1));
     BAD(cistern_node_allow_pause(d, NULL));
     BAD(cistern_node_deny_pause(d));
+    BAD(cistern_node_build(d, "x", 1, NULL, &p));
+    BAD(cistern_node_open(d, "x", -1, 0, &p));
     BAD(cistern_get_stats(d, &s));
     BAD(cistern_reset_peaks(d));
     BAD(cistern_reset_accumulated(d));
@@ -93,6 +95,19 @@ int main(void) {
   NONE(cistern_mem_info(0, NULL, &more));
   NONE(cistern_mem_info(0, &more, NULL));
   NONE(cistern_node_available(0, NULL));
+  NONE(cistern_node_build(0, "x", 1, NULL, NULL));
+  NONE(cistern_node_build(0, NULL, 1, NULL, &p));
+  NONE(cistern_node_open(0, "x", -1, 0, NULL));
+  NONE(cistern_node_open(0, NULL, -1, 0, &p));
+  NONE(cistern_node_remove(NULL, -1, 0));
+  FAILS(CISTERN_INVALID, "no object", cistern_node_commit((void *)512, NULL));
+  FAILS(CISTERN_INVALID, "no object", cistern_node_abandon((void *)512));
+  FAILS(CISTERN_INVALID, "no object", cistern_node_close((void *)512));
+  FAILS(CISTERN_INVALID, "no object", cistern_node_write((void *)512, 0, &bytes, 1, NULL));
+  FAILS(CISTERN_INVALID, "no object", cistern_node_read((void *)512, 0, &bytes, 1, NULL));
+  FAILS(CISTERN_INVALID, "user", cistern_node_remove("x", (int64_t)1 << 40, 0));
+  CHECK(cistern_node_describe((void *)512) == NULL);
+  CHECK_WORDS(CISTERN_INVALID, "no object");
   NONE(cistern_largest_free(0, NULL, NULL));
   NONE(cistern_on_out_of_memory(0, NULL, NULL));
   NONE(cistern_pool_create(0, NULL, NULL));

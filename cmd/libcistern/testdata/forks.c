@@ -97,6 +97,17 @@ static void child(void *inherited) {
   GONE(cistern_pause_buffers(0, 1));
   GONE(cistern_node_allow_pause(0, NULL));
   GONE(cistern_node_deny_pause(0));
+  void *object;
+  GONE(cistern_node_build(0, "x", 1, NULL, &object));
+  GONE(cistern_node_commit(NULL, NULL));
+  GONE(cistern_node_abandon(NULL));
+  GONE(cistern_node_open(0, "x", -1, 0, &object));
+  GONE(cistern_node_close(NULL));
+  GONE(cistern_node_write(NULL, 0, NULL, 0, NULL));
+  GONE(cistern_node_read(NULL, 0, NULL, 0, NULL));
+  GONE(cistern_node_remove("x", -1, 0));
+  CHECK(cistern_node_describe(NULL) == NULL && cistern_last_error(NULL, 0) == CISTERN_FORKED);
+  CHECK(cistern_node_objects(NULL, -1) == NULL && cistern_last_error(NULL, 0) == CISTERN_FORKED);
   GONE(cistern_get_stats(0, &s));
   GONE(cistern_reset_peaks(0));
   GONE(cistern_reset_accumulated(0));

@@ -42,10 +42,9 @@ type Build struct {
 	over       sync.Once
 }
 
-// Build begins an object whose tensors are laid out.
-func (o *Objects) Build(dev cuda.Device, uuid [16]byte, bytes uint64, spec protocol.ObjectSpec, tensors []objects.Tensor) (*Build, error) {
-	layout, err := objects.AppendLayout(nil, bytes, tensors)
-	if err != nil {
+// Build begins an object with a layout.
+func (o *Objects) Build(dev cuda.Device, uuid [16]byte, bytes uint64, spec protocol.ObjectSpec, layout []byte) (*Build, error) {
+	if _, err := objects.ParseLayout(layout, bytes); err != nil {
 		return nil, err
 	}
 	parts, err := o.client.Build(uuid, bytes, spec, layout)
@@ -103,6 +102,7 @@ func (b *Build) Abandon() (err error) {
 type Object struct {
 	protocol.Object
 	Ptr     cuda.Ptr
+	Text    []byte // the layout, as it was written
 	Tensors []objects.Tensor
 	o       *Objects
 	over    sync.Once
@@ -114,7 +114,7 @@ func (o *Objects) Open(dev cuda.Device, name protocol.ObjectName, generation uin
 	if err != nil {
 		return nil, err
 	}
-	x := &Object{Object: f.Object, o: o}
+	x := &Object{Object: f.Object, Text: f.Layout, o: o}
 	if x.Tensors, err = objects.ParseLayout(f.Layout, f.Object.Bytes); err == nil {
 		x.Ptr, err = o.mapped(dev, fmt.Sprintf("%d %s", f.Object.Created, f.Object.Layout), f.UUID, f.Object.Bytes, &f.Parts, true)
 	}

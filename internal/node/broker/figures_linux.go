@@ -125,7 +125,8 @@ func (b *Broker) Devices() []protocol.Device {
 	for slot := range n {
 		b.refresh(slot)
 		b.mu.Lock()
-		d := protocol.Device{Device: UUID(b.uuids[slot]), Total: b.ledger.Total(slot)}
+		uuid := b.uuids[slot]
+		d := protocol.Device{Device: UUID(uuid), Total: b.ledger.Total(slot)}
 		d.Granted, _ = b.ledger.Granted(slot)
 		for _, a := range b.ledger.Accounts(slot) {
 			d.Clients++
@@ -136,6 +137,7 @@ func (b *Broker) Devices() []protocol.Device {
 			d.Spare += b.ledger.Spare(b.now(), a.Client, slot)
 		}
 		b.mu.Unlock()
+		d.ObjectBytes, d.Objects = b.objects.reserved(uuid)
 		d.Load = b.counts.loads[slot].read(time.Now())
 		all = append(all, d)
 	}

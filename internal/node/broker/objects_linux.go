@@ -52,11 +52,13 @@ type objectTable struct {
 	opening sync.Mutex // held while the driver is opened
 
 	mu       sync.Mutex
-	store    *objects.Store             // +checklocks:mu
-	memory   map[uint64]*objects.Memory // by generation; +checklocks:mu
-	drv      objects.Driver             // nil before the first object; +checklocks:mu
-	sessions map[objects.Session]*client
-	last     objects.Session
+	store    *objects.Store              // +checklocks:mu
+	memory   map[uint64]*objects.Memory  // by generation; +checklocks:mu
+	drv      objects.Driver              // nil before the first object; +checklocks:mu
+	sessions map[objects.Session]*client // +checklocks:mu
+	last     objects.Session             // +checklocks:mu
+	kept     map[uint64]int              // chunks of the generations that are stored; +checklocks:mu
+	devices  map[string]bool             // whose files are stored; +checklocks:mu
 }
 
 func newObjectTable(b *Broker, opt ObjectOptions) *objectTable {
@@ -68,8 +70,8 @@ func newObjectTable(b *Broker, opt ObjectOptions) *objectTable {
 	}
 	user := max(opt.Most/4, 1)
 	limits := objects.Limits{Objects: opt.Most, UserObjects: user, Layouts: mostLayouts, UserLayouts: mostLayouts / 4, Builds: mostBuilds}
-	return &objectTable{b: b, opt: opt, jobs: make(chan struct{}, mostJobs), store: objects.NewStore(limits, 0),
-		memory: map[uint64]*objects.Memory{}, sessions: map[objects.Session]*client{}}
+	return &objectTable{b: b, opt: opt, jobs: make(chan struct{}, mostJobs), store: objects.NewStore(limits, uint64(time.Now().UnixMilli())),
+		memory: map[uint64]*objects.Memory{}, sessions: map[objects.Session]*client{}, kept: map[uint64]int{}, devices: map[string]bool{}}
 }
 
 // aboutObjects reports whether a kind is one of a connection for objects.
@@ -145,9 +147,6 @@ func (t *objectTable) release(all []freed) {
 	go func() {
 		defer close(over)
 		for _, x := range all {
-			if t.opt.Keep != nil {
-				t.opt.Keep.Forget(x.generation)
-			}
 			if err := x.memory.Release(drv); err != nil {
 				t.b.log.Error("memory of an object is lost until the broker ends", "generation", x.generation, "error", err)
 			}
@@ -302,7 +301,7 @@ func (t *objectTable) build(c *client, m protocol.Message, layout int) error {
 		return nil
 	}
 	t.b.log.Debug("an object is built", "name", o.Name, "uid", o.UID, "pid", o.PID, "generation", made.generation, "bytes", o.Bytes, "took", time.Since(began))
-	if !c.send(protocol.Message{Kind: protocol.Built, ID: m.ID, Object: made.generation, Slot: uint64(len(made.memory.Chunks))}) {
+	if !c.send(protocol.Message{Kind: protocol.Built, ID: m.ID, Object: made.generation, Slot: uint64(o.Chunks())}) {
 		return nil
 	}
 	made.send(c, m.ID)
@@ -311,11 +310,14 @@ func (t *objectTable) build(c *client, m protocol.Message, layout int) error {
 
 // send sends the chunks of a generation, of which the client has a build or a pin.
 func (x freed) send(c *client, id uint64) {
-	for i, chunk := range x.memory.Chunks {
-		if !c.send(protocol.Message{Kind: protocol.Chunk, ID: id, Object: x.generation, Slot: uint64(i), Bytes: chunk.Size}, chunk.FD) {
-			return
+	x.memory.Use(func() { // another connection may remove the build
+		for i := range x.memory.Chunks {
+			chunk := &x.memory.Chunks[i]
+			if !c.send(protocol.Message{Kind: protocol.Chunk, ID: id, Object: x.generation, Slot: uint64(i), Bytes: chunk.Size}, chunk.FD) {
+				return
+			}
 		}
-	}
+	})
 }
 
 // specified is the object that a client wants to build.
@@ -470,15 +472,17 @@ func (t *objectTable) commit(c *client, m protocol.Message) error {
 	}
 	gone, err := t.store.Commit(c.session, m.Object, m.Text, time.Now())
 	released := t.take(gone)
+	var stored objects.Object
+	if err == nil {
+		stored = *o
+	}
 	t.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	if t.opt.Keep != nil {
-		t.opt.Keep.Store(o, memory)
-	}
+	t.keep(&stored, memory)
 	t.release(released)
-	t.b.notes.say(slog.LevelInfo, c.uid, "an object is there", "name", o.Name, "uid", o.UID, "pid", o.PID, "generation", m.Object, "bytes", o.Bytes)
+	t.b.notes.say(slog.LevelInfo, c.uid, "an object is there", "name", stored.Name, "uid", stored.UID, "pid", stored.PID, "generation", m.Object, "bytes", stored.Bytes)
 	return nil
 }
 
@@ -537,10 +541,8 @@ func (t *objectTable) end(c *client, m protocol.Message) error {
 	t.mu.Unlock()
 	if m.Kind == protocol.Remove && err == nil {
 		t.b.notes.say(slog.LevelInfo, c.uid, "an object was removed", "name", n.Name, "uid", n.UID, "generation", m.Object, "by_pid", c.pid, "by_uid", c.uid)
-		if t.opt.Keep != nil {
-			t.forget(n)
-		}
 	}
+	t.forget()
 	t.release(released)
 	return err
 }
@@ -572,10 +574,11 @@ func (t *objectTable) expire() {
 	for _, x := range gone {
 		t.b.log.Debug("an object's time to live is over", "generation", x.generation)
 	}
+	t.forget()
 	t.release(gone)
 }
 
-// close releases the objects of a broker that has ended, unless another one takes them over.
+// close releases the objects of a broker that has ended. Descriptors that are stored keep the memory for the next one.
 func (t *objectTable) close() {
 	t.mu.Lock()
 	var all []freed
@@ -584,9 +587,6 @@ func (t *objectTable) close() {
 	}
 	clear(t.memory)
 	t.mu.Unlock()
-	if t.opt.Keep != nil {
-		return // the descriptors that are stored keep the memory
-	}
 	t.release(all)
 }
 

@@ -271,6 +271,10 @@ func TestObjectReaders(t *testing.T) {
 	if err != nil || len(all) != 1 || all[0].Readers != 10 || drv.ReservedBytes(0) != 64<<20 {
 		t.Errorf("%+v, %v, %d bytes", all, err, drv.ReservedBytes(0))
 	}
+	n.member(t, "any") // a device is listed once a client uses it
+	if d := n.b.Devices(); len(d) != 1 || d[0].Objects != 1 || d[0].ObjectBytes != 64<<20 {
+		t.Errorf("%+v", d)
+	}
 	if err := o.Remove(mine("x"), 0); err != nil {
 		t.Fatal(err)
 	}

@@ -139,6 +139,8 @@ var devices = append([]figure[protocol.Device]{
 	gauge(ofDevice, "cistern_node_device_cached_bytes", "Reserved memory that no client uses.", func(d *protocol.Device) float64 { return float64(d.Cached) }),
 	gauge(ofDevice, "cistern_node_device_paused_bytes", "Allocations whose memory was returned by a pause.", func(d *protocol.Device) float64 { return float64(d.Paused) }),
 	gauge(ofDevice, "cistern_node_device_spare_bytes", "Cached memory that clients would be asked for now.", func(d *protocol.Device) float64 { return float64(d.Spare) }),
+	gauge(ofDevice, "cistern_node_device_objects", "Generations of named objects on the device.", func(d *protocol.Device) float64 { return float64(d.Objects) }),
+	gauge(ofDevice, "cistern_node_device_object_bytes", "Memory of named objects, which no client has reserved.", func(d *protocol.Device) float64 { return float64(d.ObjectBytes) }),
 	gauge(ofDevice, "cistern_node_device_granted_bytes", "Memory that was granted and is not created yet.", func(d *protocol.Device) float64 { return float64(d.Granted) }),
 	gauge(ofDevice, "cistern_node_device_waiting", "Questions that are not answered yet.", func(d *protocol.Device) float64 { return float64(d.Waiting) }),
 	counter(ofDevice, "cistern_node_device_pressure_seconds_total", "Time with at least one question that was not answered.", func(d *protocol.Device) float64 { return d.Pressure }),

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -26,6 +27,9 @@ const MaxChunk = 4 << 30
 // MaxChunks is the most chunks of an object.
 const MaxChunks = 256
 
+// Chunks is the number of an object's chunks.
+func (o *Object) Chunks() int { return int((o.Reserved + MaxChunk - 1) / MaxChunk) }
+
 // Chunk is a part of an object's memory.
 type Chunk struct {
 	Size   uint64
@@ -38,7 +42,17 @@ type Chunk struct {
 // charged to this process.
 type Memory struct {
 	Chunks []Chunk
-	Layout int // a sealed file in memory
+	Layout int          // a sealed file in memory
+	using  sync.RWMutex // held for writing while the descriptors are closed
+}
+
+// Use calls f while the descriptors stay open, unless they are closed already.
+func (m *Memory) Use(f func()) {
+	m.using.RLock()
+	defer m.using.RUnlock()
+	if m.Layout >= 0 {
+		f()
+	}
 }
 
 // Create makes and exports size bytes of device memory. Where a call fails, those before it are undone. The layout is taken over, also
@@ -63,24 +77,16 @@ func Create(drv Driver, dev cuda.Device, size uint64, layout int) (*Memory, erro
 	return m, nil
 }
 
-// Adopt makes memory of descriptors that an earlier broker kept. Without a driver, or where that does not import them, the descriptors
-// alone keep the memory; err says why.
-func Adopt(drv Driver, dev cuda.Device, sizes []uint64, fds []int, layout int) (m *Memory, err error) {
-	m = &Memory{Layout: layout}
-	for i, fd := range fds {
-		c := Chunk{Size: sizes[i], FD: fd}
-		if drv != nil && err == nil {
-			if c.handle, err = drv.MemImport(dev, fd); err == nil {
-				c.has = true
-			}
-		}
-		m.Chunks = append(m.Chunks, c)
-	}
-	return m, err
-}
+// Charged reports whether the driver has the chunk charged to this process.
+func (c *Chunk) Charged() bool { return c.has }
+
+// Charge notes the handle of an import of the chunk, which Release releases.
+func (c *Chunk) Charge(h cuda.Handle) { c.handle, c.has = h, true }
 
 // Release gives up the memory. It goes when no process maps it any more.
 func (m *Memory) Release(drv Driver) (err error) {
+	m.using.Lock()
+	defer m.using.Unlock()
 	for _, c := range m.Chunks {
 		if c.FD >= 0 {
 			unix.Close(c.FD)

@@ -346,6 +346,12 @@ func (s *Store) Restore(o Object, now time.Time) error {
 	return nil
 }
 
+// Named reports whether a generation is the latest of a name.
+func (s *Store) Named(generation uint64) bool {
+	o := s.all[generation]
+	return o != nil && o.state == protocol.ObjectCommitted
+}
+
 // Get is a generation.
 func (s *Store) Get(generation uint64) (*Object, bool) {
 	o, ok := s.all[generation]

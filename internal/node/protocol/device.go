@@ -11,6 +11,9 @@ type Device struct {
 	Paused   uint64 `json:"paused_bytes"`
 	Spare    uint64 `json:"spare_bytes"`   // that clients would be asked for now
 	Granted  uint64 `json:"granted_bytes"` // granted and not yet created
+	// Objects are the generations of named objects on the device, and ObjectBytes their memory, which no client has.
+	Objects     int    `json:"objects,omitempty"`
+	ObjectBytes uint64 `json:"object_bytes,omitempty"`
 	Load
 }
 
