@@ -36,8 +36,9 @@ type Journal struct {
 	// +checklocks:mu
 	ever uint64 // events that were recorded, ever: the number of the newest
 	// +checklocks:mu
-	taken uint64       // the first event that Take returned last; 0 where that is long ago
-	sizes uint64       // +checklocks:mu // hash of the requests that were met since the last TakeHash; 0 while nothing is recorded
+	taken uint64 // the first event that Take returned last; 0 where that is long ago
+	// +checklocks:mu
+	sizes uint64       // hash of the requests that were met since the last TakeHash; 0 while nothing is recorded
 	now   func() int64 // +checklocks:mu
 }
 

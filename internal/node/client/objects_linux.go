@@ -194,6 +194,8 @@ func endOf(m *protocol.Message) error {
 }
 
 // ask sends a question that is answered by End alone.
+//
+// +checklocks:o.mu
 func (o *Objects) ask(m protocol.Message) error {
 	limit := deadline.Deadline{Limit: objectTime}
 	if err := o.send(&m); err != nil {
