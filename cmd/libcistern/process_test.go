@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cistern-gpu/cistern/event"
+	"github.com/cistern-gpu/cistern/internal/slow"
 	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/recording/open"
 )
@@ -98,9 +99,10 @@ func TestExits(t *testing.T) {
 	}
 }
 
-// TestLoad: loading and starting cost 10 ms and 10 MiB at most, the threads that are kept among it (docs/host.md). The best of
+// TestSlowLoad: loading and starting cost 10 ms and 10 MiB at most, the threads that are kept among it (docs/host.md). The best of
 // some counts, of many on a busy machine.
-func TestLoad(t *testing.T) {
+func TestSlowLoad(t *testing.T) {
+	slow.Only(t)
 	p, library := program(t, "load.c", ""), libraryPath(t)
 	const most, mostKiB = 10.0, 10 << 10
 	best, bestKiB := 1e9, 1<<30
