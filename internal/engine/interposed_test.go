@@ -106,6 +106,11 @@ func (i *interposed) MemSetAccess(p cuda.Ptr, size uint64, devs []cuda.Device) e
 	return i.Driver.MemSetAccess(p, size, devs)
 }
 
+func (i *interposed) MemSetReadOnly(p cuda.Ptr, size uint64, devs []cuda.Device) error {
+	i.at("cuMemSetAccess", noDevice)
+	return i.Driver.MemSetReadOnly(p, size, devs)
+}
+
 func (i *interposed) MemExport(h cuda.Handle) (fd int, err error) {
 	i.at("cuMemExportToShareableHandle", noDevice)
 	return i.Driver.MemExport(h)

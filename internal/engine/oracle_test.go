@@ -46,7 +46,7 @@ func configs(seed uint64) map[string]setup {
 	add("single", func(o *config.Options) { o.SingleHandle = true })
 	add("history", func(o *config.Options) { o.History = 50 })
 	add("limited", func(o *config.Options) {
-		o.CacheLimit = 1 + rng.Uint64N(32*mib)
+		o.CacheLimit = 1 + rng.Uint64N(4*mib)
 		o.CacheDecay = []time.Duration{-1, 10 * time.Millisecond, time.Second}[rng.IntN(3)]
 		if rng.IntN(4) == 0 {
 			o.Backend = config.BackendMalloc
@@ -580,7 +580,7 @@ func (w *world) restore(d *worldDevice) {
 func (w *world) trim(d *worldDevice) {
 	var err error
 	switch n := w.rng.IntN(5); {
-	case n > 2:
+	case n > 2 || w.cfg.opts.CacheLimit > 0:
 		w.giveBack(d)
 		return
 	case n == 0 && len(d.pools) > 0:
@@ -602,7 +602,13 @@ func (w *world) trim(d *worldDevice) {
 // giveBack releases memory for other processes: what it says, and down to what is to stay.
 func (w *world) giveBack(d *worldDevice) {
 	before := uint64(d.dev.Views.Stats().Reserved.All.Current)
-	if w.cfg.opts.CacheLimit > 0 && w.chance(50) {
+	if w.cfg.opts.CacheLimit > 0 && w.chance(80) && !d.capturing() { // events cannot be recorded then, which is said
+		if w.chance(50) { // nothing is asked for until a span is over, and the next one
+			_, err := engine.ReleaseUnused(d.dev)
+			must(w.t, err)
+			before = uint64(d.dev.Views.Stats().Reserved.All.Current)
+			w.drv.Advance(time.Second + 2*max(w.cfg.opts.CacheDecay, 0)) // the GPU is done, too
+		}
 		n, err := engine.ReleaseUnused(d.dev)
 		if after := uint64(d.dev.Views.Stats().Reserved.All.Current); err != nil || after != before-n {
 			w.fail("ReleaseUnused() = %d, %v: reserved went from %d to %d", n, err, before, after)
