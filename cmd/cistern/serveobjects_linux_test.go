@@ -119,7 +119,16 @@ func TestServeObjects(t *testing.T) {
 	start := func() *serving {
 		m.mu.Lock()
 		names := append([]string{"cistern-node.socket"}, m.names...)
-		files := append([]*os.File{f}, m.files...)
+		files := []*os.File{f}
+		for _, kept := range m.files { // copies: a message that is still read may have one forgotten
+			fd, err := unix.FcntlInt(kept.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+			if err != nil {
+				m.mu.Unlock()
+				t.Fatal(err)
+			}
+			files = append(files, os.NewFile(uintptr(fd), kept.Name()))
+			defer files[len(files)-1].Close()
+		}
 		m.mu.Unlock()
 		s := &serving{t: t}
 		s.start([]string{"LISTEN_FDS=" + strconv.Itoa(len(files)), "LISTEN_FDNAMES=" + strings.Join(names, ":"), "NOTIFY_SOCKET=" + m.path, "CISTERN_CONF=driver:" + gpu}, files)

@@ -602,7 +602,7 @@ func (w *world) trim(d *worldDevice) {
 // giveBack releases memory for other processes: what it says, and down to what is to stay.
 func (w *world) giveBack(d *worldDevice) {
 	before := uint64(d.dev.Views.Stats().Reserved.All.Current)
-	if w.cfg.opts.CacheLimit > 0 && w.chance(80) && !d.capturing() { // events cannot be recorded then, which is said
+	if w.cfg.opts.CacheLimit > 0 && w.chance(80) && !d.capturing() { // an error then: events cannot be recorded
 		if w.chance(50) { // nothing is asked for until a span is over, and the next one
 			_, err := engine.ReleaseUnused(d.dev)
 			must(w.t, err)

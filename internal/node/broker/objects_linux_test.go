@@ -188,7 +188,7 @@ func (d *slowDriver) MemCreate(size uint64, prop cuda.MemProp) (cuda.Handle, err
 	return d.Driver.MemCreate(size, prop)
 }
 
-// TestObjectDriverHangs: a driver that does not answer costs nobody but those who put, and what it makes late goes.
+// TestObjectDriverHangs: a driver that does not answer delays only those who put, and what it makes late is released.
 func TestObjectDriverHangs(t *testing.T) {
 	drv := sim.New(sim.Options{Capacity: gib, Handles: sim.Exportable})
 	slow := &slowDriver{Driver: drv, goesOn: make(chan struct{})}

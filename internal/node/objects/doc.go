@@ -11,7 +11,7 @@
 // # Names
 //
 // Names are a user's own: two users may use the same name for two objects. Whoever reads an object of another user names that user,
-// so nobody can put an object in the place of another's.
+// so no user can put an object in the place of another's.
 //
 // # The parts
 //

@@ -108,7 +108,7 @@ func (m *Memory) Release(drv Driver) (err error) {
 	return err
 }
 
-// seals are what a layout's file must have: nobody changes it any more.
+// seals are what a layout's file must have: it does not change any more.
 const seals = unix.F_SEAL_WRITE | unix.F_SEAL_GROW | unix.F_SEAL_SHRINK
 
 // NewFile makes a sealed file in memory.
