@@ -613,9 +613,7 @@ func (w *world) giveBack(d *worldDevice) {
 		if after := uint64(d.dev.Views.Stats().Reserved.All.Current); err != nil || after != before-n {
 			w.fail("ReleaseUnused() = %d, %v: reserved went from %d to %d", n, err, before, after)
 		}
-		if n > 0 {
-			w.seen["unused released"]++
-		}
+		w.seen["unused released"] += int(min(n, 1))
 		return
 	}
 	need, keep := w.rng.Uint64N(w.cfg.capacity), w.rng.Uint64N(3)*w.rng.Uint64N(before+1)
