@@ -112,7 +112,7 @@ type Build struct {
 	tensors []Tensor
 }
 
-// Build has the broker make the memory of an object, and maps it on the device. Nobody else sees the object before Commit. Where the
+// Build has the broker make the memory of an object, and maps it on the device. No other process sees the object before Commit. Where the
 // process ends before, or the broker, it leaves nothing.
 func (o *Objects) Build(dev cuda.Device, spec ObjectSpec) (*Build, error) {
 	d, err := o.a.Device(dev)
@@ -202,7 +202,7 @@ func infoOf(p *protocol.Object) ObjectInfo {
 // Object is a generation of an object that is mapped here.
 type Object struct{ in *attach.Object }
 
-// Open maps an object on a device for reading. Work on the GPU that writes there breaks this process's context, and nobody else's. The
+// Open maps an object on a device for reading. Work on the GPU that writes there breaks the context of this process and of no other. The
 // generation stays until Close, also where another replaces it. Where it is open here already it is not mapped again. The layout is
 // checked against its checksum.
 func (o *Objects) Open(dev cuda.Device, name ObjectName) (*Object, error) {

@@ -274,7 +274,7 @@ func TestObjectsFail(t *testing.T) {
 	}
 }
 
-// TestObjectExpires: an object goes when nobody has had it open for its time.
+// TestObjectExpires: an object goes when no process has had it open for its time.
 func TestObjectExpires(t *testing.T) {
 	m := newMachine(t, broker.Options{})
 	_, o := m.objects(t)

@@ -14,7 +14,7 @@ import (
 // Session is a connection.
 type Session uint64
 
-// Cred is who asks, by the kernel.
+// Cred is the process that asks, as the kernel identifies it.
 type Cred struct {
 	UID      uint32
 	Groups   []uint32

@@ -48,7 +48,7 @@ func (m *oracle) latest(n protocol.ObjectName) *generation {
 	return nil
 }
 
-// sweep are the generations that nobody needs, which are gone then.
+// sweep are the generations that no name and no pin keeps. They are gone then.
 func (m *oracle) sweep() (freed []uint64) {
 	for _, g := range m.all {
 		if !g.gone && g.unlinked && len(g.pins) == 0 {
