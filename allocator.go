@@ -64,6 +64,9 @@ type Node interface {
 	Ask(dev cuda.Device, need uint64, wait time.Duration) (granted uint64, note string)
 	// Done ends what Ask granted: the request that asked is over.
 	Done(dev cuda.Device, granted uint64)
+	// Grown is told that the driver was asked for new memory. It may ask other processes to release some, so that the driver keeps
+	// what libraries load.
+	Grown(dev cuda.Device)
 }
 
 // SetNode sets the other processes of all devices; nil is none. Requests ask them before they fail, after the functions of

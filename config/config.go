@@ -103,6 +103,9 @@ type Options struct {
 	// NodeWait is how long a request may wait in all for memory that other processes stop using;
 	// default 3 s, negative for none.
 	NodeWait time.Duration
+	// NodeHeadroom is how much of a device the driver keeps free for what libraries load, such as kernels, as long as other
+	// processes have memory that they do not use; 0 is the default, NoHeadroom none.
+	NodeHeadroom uint64
 	// NodeLabel is what the process calls itself, for rules of the broker's policy.
 	NodeLabel string
 	// Top says whether the C library publishes its figures in a status segment for cistern top; default on.
@@ -117,6 +120,21 @@ const (
 
 // DefaultNodeWait is Options.NodeWait by default.
 const DefaultNodeWait = 3 * time.Second
+
+// NoHeadroom is Options.NodeHeadroom for none.
+const NoHeadroom = ^uint64(0)
+
+// Headroom is Options.NodeHeadroom on a device with so many bytes: by default 128 MiB, and at most 1/256 of the device. A kernel of
+// CUDA's libraries takes 2 to 20 MiB when it is first called.
+func (o *Options) Headroom(total uint64) uint64 {
+	switch o.NodeHeadroom {
+	case 0:
+		return min(128<<20, total/256)
+	case NoHeadroom:
+		return 0
+	}
+	return o.NodeHeadroom
+}
 
 // ReportHistory is how many events are kept where files are to be written of requests that fail, where no option says how many: what
 // would have met such a request is found out by replaying them. It is some 300,000 blocks that came and went, and at most 56 MB

@@ -14,7 +14,7 @@ import (
 // Whatever is read is valid, and is read the same from what it is written as.
 func TestRoundTrip(t *testing.T) {
 	keys := []string{"driver", "backend", "limit", "chunk", "cross_stream", "stages", "history", "ipc", "single_handle", "capture_reuse", "magazine", "spill",
-		"upstream", "stacks", "stack_sample", "report", "report_child", "top"}
+		"upstream", "stacks", "stack_sample", "report", "report_child", "node_headroom", "top"}
 	values := []string{"", "0", "1MiB", "4MiB", "true", "false", "on", "off", "native", "python", "all", "vmm", "malloc", "legacy", "handles", "wait",
 		"ready", "all", "fit+grow", "collect", "managed", "pinned", "host_numa", "a folder/b:c", "100", "sim:80GiB", "async:initial=1MiB;max=1GiB"}
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -54,7 +54,7 @@ func TestRoundTrip(t *testing.T) {
 // TestEverySetting: the text form reaches every option. A hook of a program around the engine has no place among them.
 func TestEverySetting(t *testing.T) {
 	const all = "driver:sim,backend:malloc,limit:1GiB,chunk:4MiB,cross_stream:ready,stages:grow,cache_limit:1GiB,cache_decay:1s,history:7,ipc:legacy,capture_reuse:true," +
-		"magazine:off,spill:managed,stacks:native,stack_sample:1MiB,report:here,report_child:true,node:off,node_wait:1s,node_label:x,top:off"
+		"magazine:off,spill:managed,stacks:native,stack_sample:1MiB,report:here,report_child:true,node:off,node_wait:1s,node_headroom:64MiB,node_label:x,top:off"
 
 	o, err := config.Parse(all)
 	if err != nil {

@@ -91,6 +91,17 @@ var settings = []setting{
 		}
 		return max(o.NodeWait, 0).String()
 	}},
+	{"node_headroom", func(o *Options, value string) (err error) {
+		if o.NodeHeadroom, err = units.ParseBytes(value); err == nil && o.NodeHeadroom == 0 {
+			o.NodeHeadroom = NoHeadroom // the zero value is the default
+		}
+		return err
+	}, func(o, _ *Options) string {
+		if o.NodeHeadroom == 0 {
+			return ""
+		}
+		return strconv.FormatUint(o.Headroom(0), 10)
+	}},
 	word("node_label", "", func(o *Options) *string { return &o.NodeLabel }, true),
 	word("top", "choose on or off", func(o *Options) *Switch { return &o.Top }, false),
 }
@@ -180,6 +191,7 @@ func (o *Options) impliedHistory() int {
 //	report_child:true       and starts cistern report on those that stay
 //	node:auto|off|PATH      the node's broker: where one listens, never, or that of a socket
 //	node_wait:3s            how long a request waits for memory that other processes may stop using
+//	node_headroom:128MiB    what the driver keeps free for libraries, of memory that other processes do not use
 //	node_label:NAME         what the process calls itself, for the broker's policy
 //	top:on|off              off: the C library keeps no status segment for cistern top
 func Parse(text string) (Options, error) {

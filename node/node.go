@@ -56,7 +56,7 @@ func Connect(a *cistern.Allocator) (*Connection, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connecting to the node's broker: %w", err)
 	}
-	cfg := client.Config{Label: o.NodeLabel, Version: cistern.Version, Page: func() (*live.Page, error) { return n.page, nil },
+	cfg := client.Config{Label: o.NodeLabel, Version: cistern.Version, Headroom: o.Headroom, Page: func() (*live.Page, error) { return n.page, nil },
 		Host: &host.Host{Driver: a.Driver(), Find: n.find, Limit: a.SetNodeLimit, Consents: &n.consents}}
 	if o.Node != config.NodeAuto {
 		cfg.Socket = o.Node

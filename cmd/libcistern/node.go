@@ -25,7 +25,7 @@ func (l *library) join(dev *engine.Device) {
 		return
 	}
 	l.connecting.Do(func() {
-		cfg := client.Config{Label: opts.NodeLabel, Version: cistern.Version, Page: l.statusPage, Guard: shareGuard{},
+		cfg := client.Config{Label: opts.NodeLabel, Version: cistern.Version, Page: l.statusPage, Guard: shareGuard{}, Headroom: opts.Headroom,
 			Host: &host.Host{Driver: l.Driver(), Find: l.nodeDevice, Limit: l.SetNodeLimit, Consents: &l.consents, Panic: func(v any) { broke(v) }}}
 		if opts.Node != config.NodeAuto {
 			cfg.Socket = opts.Node

@@ -21,6 +21,9 @@ type Node interface {
 	Ask(dev cuda.Device, need uint64, wait time.Duration) (granted uint64, note string)
 	// Done ends what Ask granted: the request that asked is over, met or not. No lock is held.
 	Done(dev cuda.Device, granted uint64)
+	// Grown is told that the driver was asked for new memory. It may ask other processes to release some, so that the driver keeps
+	// what libraries load. No lock is held.
+	Grown(dev cuda.Device)
 }
 
 // SetNode sets the other processes of all devices (nil: none). Requests may be under way: those that have asked the node
@@ -64,6 +67,7 @@ type grants struct {
 	open  [mostAsks]grant
 	asked int           // how often
 	grown int           // how often it grew again since the last grant
+	node  Node          // to be told that new memory was got of the driver, nil: none was
 	took  time.Duration // questions, all together
 }
 
@@ -73,6 +77,15 @@ type grant struct {
 	bytes uint64 // 0: nothing
 }
 
+// grew notes that the driver's counts differ from those before.
+//
+// +checklocks:d.gpu.mu
+func (g *grants) grew(d *Device, before int64) {
+	if n := d.a.node.Load(); n != nil && d.state.phys.counts.DeviceAllocs != before {
+		g.node = *n
+	}
+}
+
 // done ends all grants. No lock is held.
 func (g *grants) done(dev cuda.Device) {
 	for _, x := range g.open {
@@ -80,6 +93,10 @@ func (g *grants) done(dev cuda.Device) {
 			lockrank.MayCall()
 			x.node.Done(dev, x.bytes)
 		}
+	}
+	if g.node != nil {
+		lockrank.MayCall()
+		g.node.Grown(dev)
 	}
 }
 

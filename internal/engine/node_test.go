@@ -32,6 +32,7 @@ type others struct {
 	done     []uint64
 	granted  []uint64
 	onAsk    func(n int)
+	grown    int
 }
 
 func newOthers(t *testing.T, e *fixture, dev cuda.Device, holds, cached uint64) *others {
@@ -94,6 +95,17 @@ func (o *others) Done(dev cuda.Device, granted uint64) {
 	o.done = append(o.done, granted)
 }
 
+// Grown takes all of the engine's locks as well.
+func (o *others) Grown(dev cuda.Device) {
+	if dev != o.dev {
+		return
+	}
+	o.look(dev)
+	o.mu.Lock()
+	o.grown++
+	o.mu.Unlock()
+}
+
 func (o *others) look(dev cuda.Device) {
 	if dev != o.dev {
 		o.t.Errorf("device %d, want %d", dev, o.dev)
@@ -126,8 +138,14 @@ func TestNode(t *testing.T) {
 				o.late = late
 				pool := e.pool(t, 1, config.PoolOptions{Kind: kind})
 				own := e.alloc(t, 16*mib, e.streams[0])
+				if o.grown != 1 {
+					t.Errorf("told %d times that memory was got of the driver, want once", o.grown)
+				}
 				p := fromPool(t, pool, 100*mib, e.streams[0])
 				o.check(t, 1)
+				if o.grown != 2 {
+					t.Errorf("told %d times that memory was got of the driver, want twice", o.grown)
+				}
 				// 40 MiB are free. What they lack of 100 MiB was asked for, or a chunk more.
 				if n := o.asked[0]; n < 60*mib || n > 100*mib {
 					t.Errorf("asked for %d MiB", n/mib)
@@ -139,6 +157,11 @@ func TestNode(t *testing.T) {
 				events, _ := e.dev.History.Read()
 				if !slices.ContainsFunc(events, func(x event.Event) bool { return x.Kind == event.Retry && memory.Stages(x.Flags) == memory.StageNode }) {
 					t.Errorf("the history does not name the stage: %+v", events)
+				}
+				e.free(t, p)
+				p = fromPool(t, pool, 100*mib, e.streams[0])
+				if o.grown != 2 {
+					t.Errorf("told %d times, after a request that the cache met", o.grown)
 				}
 				e.free(t, p)
 				e.free(t, own)

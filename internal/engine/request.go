@@ -68,8 +68,10 @@ func obtainLocked(p *Pool, what request, st *Stream, granted *grants) (cuda.Ptr,
 	defer func() { d.state.phys.glance.slow.Add(uint64(time.Since(began).Microseconds())) }()
 	c := d.state.policy.newRequest()
 	*c = what
+	allocs := d.state.phys.counts.DeviceAllocs
 	defer func() {
 		*granted = c.steps.grants
+		granted.grew(d, allocs)
 		d.state.policy.requestOver(c)
 	}()
 	ptr, err := c.meet(p, st)

@@ -50,7 +50,11 @@ func resumeLocked(r *resume, granted *grants) (memory.PauseReport, error) {
 		return memory.PauseReport{}, err
 	}
 	d.state.mover.reap(nil)
-	defer func() { *granted = r.grants }() // also if a function that is called panics
+	allocs := d.state.phys.counts.DeviceAllocs
+	defer func() { // also if a function that is called panics
+		*granted = r.grants
+		granted.grew(d, allocs)
+	}()
 	for {
 		r.plan()
 		if len(r.coming) == 0 {

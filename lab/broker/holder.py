@@ -1,5 +1,5 @@
-"""A process with memory of Cistern's C library, without PyTorch. It does what a line of JSON on its standard input says, and
-answers with one:
+"""A process with memory of Cistern's C library, without PyTorch. It does what a line of JSON on its standard input says, on device 0
+or the one that the line names, and answers with one:
 
     free                            free and total bytes of the device
     hold {bytes, each}              allocates so many bytes in blocks, and keeps them
@@ -42,25 +42,25 @@ class Memory:
         if code != 0:
             raise MemoryError(self.error())
 
-    def add(self, size):
-        p = self.lib.cistern_malloc(size, 0, None)
+    def add(self, size, device=0):
+        p = self.lib.cistern_malloc(size, device, None)
         if not p:
             raise MemoryError(self.error())
         self.blocks.append(p)
 
-    def free(self):
+    def free(self, device=0):
         free, total = ctypes.c_uint64(), ctypes.c_uint64()
-        self.check(self.lib.cistern_mem_info(0, ctypes.byref(free), ctypes.byref(total)))
+        self.check(self.lib.cistern_mem_info(device, ctypes.byref(free), ctypes.byref(total)))
         return {"free": free.value, "total": total.value}
 
-    def hold(self, bytes, each):
+    def hold(self, bytes, each, device=0):
         for _ in range(bytes // each):
-            self.add(each)
+            self.add(each, device)
         return {}
 
-    def ask(self, bytes):
+    def ask(self, bytes, device=0):
         begin = time.perf_counter()
-        self.add(bytes)
+        self.add(bytes, device)
         return {"ms": 1e3 * (time.perf_counter() - begin)}
 
     def drop(self):
@@ -69,22 +69,22 @@ class Memory:
         self.blocks = []
         return {}
 
-    def trim(self):
-        self.check(self.lib.cistern_trim(0))
+    def trim(self, device=0):
+        self.check(self.lib.cistern_trim(device))
         return {}
 
-    def fill(self, leave, near):
+    def fill(self, leave, near, device=0):
         """In smaller and smaller blocks, as a driver does not give all that it says is free."""
         most = GiB
         while most >= 2 * MiB:
-            more = self.free()["free"] - leave
+            more = self.free(device)["free"] - leave
             if more < near:
                 break
             try:
-                self.add(min(most, more // (2 * MiB) * 2 * MiB))
+                self.add(min(most, more // (2 * MiB) * 2 * MiB), device)
             except MemoryError:
                 most //= 2
-        return self.free()
+        return self.free(device)
 
     def loops(self, n):
         f = [ctypes.cast(g, ctypes.c_void_p) for g in (self.lib.cistern_malloc, self.lib.cistern_free)]

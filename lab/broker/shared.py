@@ -31,9 +31,9 @@ def arguments(parser, capacity):
 class Node:
     """A folder of this run, with the simulated device where there is one, and the processes that have to be ended."""
 
-    def __init__(self, name, sim):
+    def __init__(self, name, sim, devices=1):
         self.folder = tempfile.mkdtemp(prefix="cistern-%s-" % name)  # short, as the path of a socket has to be
-        self.sim = sim
+        self.sim, self.devices = sim, devices
         self.started = []
 
     def __enter__(self):
@@ -48,7 +48,7 @@ class Node:
 
     def conf(self, *settings):
         """Settings of a process on this node's device."""
-        driver = ["driver:sim:%dMiB@%s" % (self.sim, os.path.join(self.folder, "gpu"))] if self.sim else []
+        driver = ["driver:sim:%dMiBx%d@%s" % (self.sim, self.devices, os.path.join(self.folder, "gpu"))] if self.sim else []
         return ",".join([*driver, *settings])
 
     def talker(self, argv, env):
@@ -56,9 +56,9 @@ class Node:
         self.started.append(t.process)
         return t
 
-    def holder(self, *settings):
+    def holder(self, *settings, **variables):
         """A process that allocates through the C library."""
-        env = common.environment("native", {"CISTERN_CONF": self.conf(*settings), "CISTERN_LIBRARY": common.library()})
+        env = common.environment("native", {"CISTERN_CONF": self.conf(*settings), "CISTERN_LIBRARY": common.library(), **variables})
         return Process(self.talker([sys.executable, os.path.join(HERE, "holder.py")], env), "holder.py")
 
     def ballast(self):
@@ -125,12 +125,16 @@ class Broker:
         self.errors.seek(0)
         return self.errors.read().decode(errors="replace").strip()[-4000:]
 
-    def clients(self):
-        """{pid: entry} of cistern node ls."""
+    def entries(self):
+        """What cistern node ls has: one entry for each client and device."""
         done = seen.cistern("node", "ls", "--json", "--socket", self.socket)
         if done.rc != 0:
             raise RuntimeError("cistern node ls: %s; the broker says: %s" % (done.why(), self.said()))
-        return {e["pid"]: e for e in json.loads(done.out)["clients"]}
+        return json.loads(done.out)["clients"]
+
+    def clients(self):
+        """{pid: entry}, where each client has one device."""
+        return {e["pid"]: e for e in self.entries()}
 
     def until(self, holds, timeout=30):
         """Waits until the clients are so, and returns whether they are."""

@@ -208,12 +208,15 @@ func (n *node) start() {
 	n.t.Cleanup(func() { n.stop() })
 }
 
+// headroom is what the driver is to keep free; members are asked for it where a test says Grown.
+const headroom = gib
+
 func (n *node) member(t *testing.T, label string) *member {
 	t.Helper()
 	m := &member{t: t, gpu: n.gpu}
 	page := sync.OnceValues(func() (*live.Page, error) { return live.PublishUnlisted(live.Process{}, m.gauges) })
 	ready := make(chan struct{})
-	m.c = client.New(client.Config{Socket: n.socket, Label: label, Version: "1", Host: m, Page: func() (*live.Page, error) {
+	m.c = client.New(client.Config{Socket: n.socket, Label: label, Version: "1", Host: m, Headroom: func(uint64) uint64 { return headroom }, Page: func() (*live.Page, error) {
 		<-ready
 		return page()
 	}})
@@ -297,6 +300,38 @@ func TestMoves(t *testing.T) {
 	}
 	if e := n.entry("b"); e.Got != 4*gib || e.Granted != 0 {
 		t.Errorf("%+v", e)
+	}
+}
+
+// A client that took the driver's last memory has others release some of what they do not use, so that the driver has its headroom
+// again; what they use stays, and they are not asked again at once.
+func TestHeadroom(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, broker.Options{}, 10*gib)
+	a, b := n.member(t, "a"), n.member(t, "b")
+	n.unused(a, b, 8*gib)
+	b.has(2*gib, 2*gib)
+	b.c.Grown(0)
+	if free, _ := a.Free(0); free != headroom || n.entry("a").Gave != headroom {
+		t.Errorf("%d bytes are free, %+v", free, n.entry("a"))
+	}
+	eventually(t, "the grant is over", func() bool { return a.c.Others(0) == 0 })
+	sent := b.c.Sent()
+	b.c.Grown(0)
+	if now := b.c.Sent(); now != sent {
+		t.Errorf("%d messages while the driver has its headroom", now-sent)
+	}
+	a.has(7*gib, 7*gib)
+	b.has(3*gib, 3*gib)
+	eventually(t, "the broker knows", func() bool { return n.entry("a").Active == 7*gib })
+	b.c.Grown(0)
+	if free, _ := a.Free(0); free != 0 {
+		t.Errorf("%d bytes are free of memory in use", free)
+	}
+	sent = b.c.Sent()
+	b.c.Grown(0)
+	if now := b.c.Sent(); now != sent {
+		t.Errorf("%d messages right after there was nothing", now-sent)
 	}
 }
 

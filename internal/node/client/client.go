@@ -29,6 +29,8 @@ type Config struct {
 	Version string
 	Page    func() (*live.Page, error) // the status segment, which is there from the first link on
 	Guard   socket.Guard               // nil: the process does not fork
+	// Headroom is how much of a device with so many bytes the driver is to keep free; nil: nothing.
+	Headroom func(total uint64) uint64
 	Host    Host
 }
 

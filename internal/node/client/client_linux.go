@@ -69,6 +69,7 @@ type device struct {
 	mine   atomic.Uint64  // granted to this process, or asked for
 	got    atomic.Uint64  // granted to this process by the broker: other processes have released it
 	joined deadline.Event // the broker has answered once
+	spared atomic.Int64   // other processes had nothing unused: when to ask them for headroom again, ns since 1970
 
 	mu   sync.Mutex
 	open []openAsk // grants that stand; +checklocks:mu
@@ -294,6 +295,29 @@ func (c *Client) Done(dev cuda.Device, granted uint64) {
 	if o.id != 0 && o.link == c.link.Load() {
 		c.send(o.link, &protocol.Message{Kind: protocol.Done, ID: o.id, Slot: uint64(max(d.slot.Load(), 0))})
 	}
+}
+
+// noHeadroom is how long other processes are not asked for headroom after they had nothing.
+const noHeadroom = time.Second
+
+// Grown has other processes release what the driver lacks of its headroom: libraries load kernels when they are first called, and fail
+// where the driver has no memory for them. Memory that others use stays, and the headroom is then smaller.
+func (c *Client) Grown(dev cuda.Device) {
+	l, d := c.link.Load(), c.device(dev)
+	if l == nil || d == nil || c.cfg.Headroom == nil || d.slot.Load() < 0 {
+		return
+	}
+	free, err := c.cfg.Host.Free(dev)
+	keep := c.cfg.Headroom(d.total) + c.Others(dev)
+	if now := time.Now(); err != nil || free >= keep || now.UnixNano() < d.spared.Load() {
+		return
+	}
+	granted, _ := c.Ask(dev, keep-free, 0)
+	if granted == 0 {
+		d.spared.Store(time.Now().Add(noHeadroom).UnixNano())
+		return
+	}
+	c.Done(dev, granted)
 }
 
 // Available is what other processes would release for this one now, with the limit that the broker sets (0: none). known is false

@@ -34,6 +34,9 @@ func (*Client) Ask(cuda.Device, uint64, time.Duration) (uint64, string) {
 // Done does nothing.
 func (*Client) Done(cuda.Device, uint64) {}
 
+// Grown does nothing.
+func (*Client) Grown(cuda.Device) {}
+
 // Available knows nothing.
 func (*Client) Available(cuda.Device) (bytes, limit uint64, known bool) { return 0, 0, false }
 
