@@ -2,6 +2,7 @@ package analyze
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -43,7 +44,9 @@ type DriverCalls struct {
 
 // DriverDevice is the memory of a device, of all processes that there were at a time together.
 type DriverDevice struct {
-	Device int `json:"device"`
+	Device int    `json:"device"`
+	UUID   string `json:"uuid,omitempty"` // as nvidia-smi writes it, of a GPU or a part of one; "" where it is not known
+	Name   string `json:"name,omitempty"`
 	// Requested is what was asked for and not given back; Held is what the driver took for it, as far as calls tell: pages
 	// of 2 MiB for plain memory, whole handles, and what pools hold.
 	PeakRequested uint64 `json:"peak_requested_bytes"`
@@ -351,6 +354,20 @@ func SummarizeDriver(d *recording.Driver) *DriverSummary {
 	}
 	s := r.Summary(d.StackFrames, func(p uint32) uint32 { return d.Processes[p].PID })
 	s.Program, s.Processes, s.End, s.Ended = d.Program, len(d.Processes), d.End, d.Ended
+	s.NameGPUs(d.GPUs)
 	s.Untraced = append(s.Untraced, d.Untraced...)
 	return s
+}
+
+// NameGPUs says which GPUs the devices are.
+func (s *DriverSummary) NameGPUs(gpus []recording.GPU) {
+	for i := range s.Devices {
+		for _, g := range gpus {
+			if int(g.Number) == s.Devices[i].Device {
+				u := g.UUID
+				s.Devices[i].UUID = fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
+				s.Devices[i].Name = g.Name
+			}
+		}
+	}
 }

@@ -277,6 +277,11 @@ static void found_driver(struct link_map *map) {
 	helpers.ctx_get_current = (int (*)(void **))address(&t, "cuCtxGetCurrent");
 	helpers.device_get_graph_mem_attribute = (int (*)(int, int, void *))address(&t, "cuDeviceGetGraphMemAttribute");
 	helpers.stream_is_capturing = (int (*)(void *, int *))address(&t, "cuStreamIsCapturing");
+	helpers.device_get_uuid = (int (*)(unsigned char *, int))address(&t, "cuDeviceGetUuid_v2");
+	if (helpers.device_get_uuid == NULL) // before CUDA 11.4
+		helpers.device_get_uuid = (int (*)(unsigned char *, int))address(&t, "cuDeviceGetUuid");
+	helpers.device_get_name = (int (*)(char *, int, int))address(&t, "cuDeviceGetName");
+	helpers.device_total_mem = (int (*)(size_t *, int))address(&t, "cuDeviceTotalMem_v2");
 	modules(map);
 	if (replace(map, &t))
 		driver = map;

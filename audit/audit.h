@@ -21,6 +21,8 @@ enum call {
 	GRAPH_ADD_MEM_ALLOC_NODE, GRAPH_LAUNCH, GRAPH_UPLOAD, DEVICE_GRAPH_MEM_TRIM, MEM_MAP_ARRAY_ASYNC,
 };
 
+enum { MOST_DEVICES = 64 }; // of a process
+
 // A function of the driver that is seen: by the name of its symbol, what is called instead, and where the driver's is.
 struct entry {
 	const char *name;
@@ -41,6 +43,9 @@ struct helpers {
 	int (*ctx_get_current)(void **context);
 	int (*device_get_graph_mem_attribute)(int device, int attribute, void *value);
 	int (*stream_is_capturing)(void *stream, int *status);
+	int (*device_get_uuid)(unsigned char *uuid, int device); // of a part of a divided GPU the part's
+	int (*device_get_name)(char *name, int size, int device);
+	int (*device_total_mem)(size_t *bytes, int device);
 };
 
 extern struct helpers helpers;

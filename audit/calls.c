@@ -125,7 +125,7 @@ FREE(cuDestroyExternalMemory, DESTROY_EXTERNAL_MEMORY, void *, handle)
 // with the device's graphs until it is trimmed. So those calls are looked at once a node has been added that allocates,
 // and recorded where what graphs hold is another amount than before.
 
-enum { GRAPH_RESERVED_MEM_CURRENT = 2, MOST_DEVICES = 64, NODE_MEM_ALLOC = 10 };
+enum { GRAPH_RESERVED_MEM_CURRENT = 2, NODE_MEM_ALLOC = 10 };
 
 static int allocating_graphs; // some graph of the process has such a node
 static uint64_t graphs_held[MOST_DEVICES];

@@ -292,6 +292,32 @@ static int of_context(int call) {
 	return 0;
 }
 
+// The devices that were told of in this process. The number of a device differs from process to process.
+static uint8_t told[MOST_DEVICES];
+
+// tell_device says which device a number means, before the first call that has it: so the note that it was told of comes last, and
+// two threads may tell it twice.
+static void tell_device(int device) {
+	unsigned char what[16 + 100];
+	size_t total = 0, name = 0;
+	if (device < 0 || device >= MOST_DEVICES || __atomic_load_n(&told[device], __ATOMIC_RELAXED) || helpers.device_get_uuid == NULL)
+		return;
+	memset(what, 0, sizeof what);
+	if (helpers.device_get_uuid(what, device) != 0)
+		return;
+	if (helpers.device_get_name != NULL && helpers.device_get_name((char *)what + 16, sizeof what - 17, device) == 0)
+		name = length((char *)what + 16);
+	if (helpers.device_total_mem != NULL)
+		helpers.device_total_mem(&total, device);
+	struct slot s;
+	fill(&s, RECORD_DEVICE);
+	s.device = device;
+	s.size = total;
+	text(&s, (char *)what, 16 + name);
+	if (put(&s))
+		__atomic_store_n(&told[device], 1, __ATOMIC_RELEASE);
+}
+
 HIDDEN void finish(struct event *e, int result) {
 	uint64_t end = now();
 	struct slot s;
@@ -310,6 +336,7 @@ HIDDEN void finish(struct event *e, int result) {
 	s.extra = e->extra;
 	s.result = result;
 	s.device = e->device != -2 ? e->device : current_device();
+	tell_device(s.device);
 	if (result == 2 && e->extra == 0 && helpers.mem_get_info != NULL) {
 		size_t free = 0, total = 0;
 		if (helpers.mem_get_info(&free, &total) == 0)

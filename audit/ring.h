@@ -29,6 +29,7 @@ enum record {
 	RECORD_CODE,     // addr: its number, size: its first line; text: its file, a zero, its function
 	RECORD_PYTHON,   // text: why the stacks of a process have no frames of Python
 	RECORD_ENDED,    // addr: a process that had ended by then, as another one saw when it began
+	RECORD_DEVICE,   // device: the process's number of it, size: its memory; text: its UUID, 16 bytes, and its name
 };
 enum { CALL_STACK = 1, PROCESS_FRESH = 1, MODULE_PYTHON = 1 }; // flags of records; fresh: it has just loaded the driver
 

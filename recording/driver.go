@@ -10,6 +10,7 @@ type Driver struct {
 	WallNS    int64
 	Program   []string // and its arguments
 	Processes []Process
+	GPUs      []GPU // those that are known, each number once
 	Untraced  []Untraced
 	Calls     []Call
 	Stacks    []Stack // Stacks[0] is the empty stack; Call.Stack indexes it
@@ -24,6 +25,15 @@ type Process struct {
 	StartNS     uint64 // when it was first seen
 	EndNS       uint64 // when it was seen to have ended, and with it what it held; 0 where that is not known
 	Program     string // the file
+}
+
+// GPU is a device of a driver trace. The processes of a program may number the devices differently (CUDA_VISIBLE_DEVICES): in the
+// trace a number means the same device for all.
+type GPU struct {
+	Number int16 // Call.Device
+	UUID   [16]byte
+	Name   string
+	Total  uint64 // bytes of its memory
 }
 
 // Untraced is a process that the program started, or one of those that it started, and that used the driver without being
@@ -53,7 +63,7 @@ type Call struct {
 	Thread  uint32 // the kernel's number
 	Stack   uint32
 	Result  int32 // CUresult
-	Device  int16 // -1 where there was none
+	Device  int16 // the trace's number; -1 where there was none
 	Kind    CallKind
 }
 

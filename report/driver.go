@@ -29,7 +29,11 @@ func WriteDriver(w io.Writer, d *analyze.DriverSummary, s Style) {
 		fmt.Fprintln(w, why)
 	}
 	for _, v := range d.Devices {
-		writeWrapped(w, "  ", fmt.Sprintf("device %d: peak %s allocated from the driver, %s requested, %s", v.Device, units.FormatBytes(v.PeakHeld),
+		name := clean(v.Name)
+		if name != "" {
+			name = " (" + name + ")"
+		}
+		writeWrapped(w, "  ", fmt.Sprintf("device %d%s: peak %s allocated from the driver, %s requested, %s", v.Device, name, units.FormatBytes(v.PeakHeld),
 			units.FormatBytes(v.PeakRequested), plural(int64(v.OOMs), "OOM")), s)
 	}
 	if d.HostPeak > 0 || d.Managed > 0 {

@@ -28,6 +28,8 @@ type recorder struct {
 	processes map[uint32]*tracedProcess // by pid: the latest that has it
 	alive     map[uint32]*tracedProcess // those of them that are not seen to have ended, by the same
 	pids      []uint32                  // by number in the trace
+	gpus      []recording.GPU           // of which processes told
+	numbers   map[[16]byte]int16        // the trace's, by UUID
 	symbols   symbols.Tables
 	unknown   []string
 	pieces    audit.Pieces
@@ -50,6 +52,7 @@ type tracedProcess struct {
 	stacks  map[uint64]uint32 // in the trace, by the number that the process gave them
 	codes   map[uint64]pyCode // code objects, alike
 	parent  *tracedProcess    // whose memory this one began with: what it was told of before
+	devices map[int32]int16   // the trace's number of each device of which it told, by its own
 }
 
 type pyCode struct{ file, function string }
@@ -60,8 +63,10 @@ func newRecorder(w io.Writer, program []string) (*recorder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &recorder{w: dw, run: analyze.NewDriverRun(), live: traceLive{cards: &liveCards{open: nvml.Open}}, program: program, heard: func(uint32) {},
-		processes: map[uint32]*tracedProcess{}, alive: map[uint32]*tracedProcess{}, started: now, shown: now}, nil
+	r := &recorder{w: dw, run: analyze.NewDriverRun(), live: traceLive{cards: &liveCards{open: nvml.Open}}, program: program, heard: func(uint32) {},
+		processes: map[uint32]*tracedProcess{}, numbers: map[[16]byte]int16{}, alive: map[uint32]*tracedProcess{}, started: now, shown: now}
+	r.live.gpu = r.gpu
+	return r, nil
 }
 
 // record takes in one record of the ring.
@@ -71,8 +76,10 @@ func (r *recorder) record(rec *audit.Record) {
 		before := r.processes[uint32(rec.Extra)]
 		p := r.process(rec, rec.Text(), uint32(rec.Handle))
 		if rec.Flags&audit.ProcessFresh == 0 && before != nil && before.number != p.number {
-			p.modules, p.parent = slices.Clone(before.modules), before
+			p.modules, p.parent, p.devices = slices.Clone(before.modules), before, maps.Clone(before.devices)
 		}
+	case audit.RecordDevice:
+		r.device(r.of(rec), rec)
 	case audit.RecordModule:
 		p := r.of(rec)
 		file := rec.Text()
@@ -106,6 +113,9 @@ func (r *recorder) record(rec *audit.Record) {
 		}
 		p := r.of(rec)
 		device := max(rec.Device, -1)
+		if n, ok := p.devices[device]; ok {
+			device = int32(n)
+		}
 		if device >= recording.MaxDevices {
 			device = -1
 			r.tell(fmt.Sprintf("calls for devices from number %d on are taken for calls for none", recording.MaxDevices))
@@ -115,8 +125,51 @@ func (r *recorder) record(rec *audit.Record) {
 			Device: int16(device), Kind: recording.CallKind(rec.Call)}
 		r.run.Call(&c)
 		r.w.Call(&c)
-		r.live.call(p.number, rec.PID, &c, r.w.Frames)
+		r.live.call(p, rec.PID, &c, r.w.Frames)
 	}
+}
+
+// device notes what a process means by a number: in the trace it is that number too, if no other device has it.
+func (r *recorder) device(p *tracedProcess, rec *audit.Record) {
+	text := rec.Text()
+	if len(text) < 16 || rec.Device < 0 {
+		return
+	}
+	g := recording.GPU{UUID: [16]byte([]byte(text)), Name: text[16:], Total: rec.Size}
+	number, known := r.numbers[g.UUID]
+	if !known {
+		if len(r.gpus) == recording.MaxDevices {
+			return
+		}
+		number = int16(rec.Device % recording.MaxDevices)
+		for slices.ContainsFunc(r.gpus, func(o recording.GPU) bool { return o.Number == number }) {
+			number = (number + 1) % recording.MaxDevices
+		}
+		g.Number = number
+		r.numbers[g.UUID] = number
+		r.gpus = append(r.gpus, g)
+		r.w.GPU(g)
+	}
+	if p.devices == nil {
+		p.devices = map[int32]int16{}
+	}
+	p.devices[rec.Device] = number
+}
+
+// gpu is what is known of a device, by the trace's number, and the process's own number of it.
+func (r *recorder) gpu(p *tracedProcess, number int) (g recording.GPU, ordinal int) {
+	ordinal = number
+	for own, n := range p.devices {
+		if int(n) == number {
+			ordinal = int(own)
+		}
+	}
+	for _, x := range r.gpus {
+		if int(x.Number) == number {
+			g = x
+		}
+	}
+	return g, ordinal
 }
 
 // tell puts into the trace, and behind the table, that something is missing.
@@ -288,6 +341,7 @@ func (r *recorder) end(ring *audit.Ring, status int) (*analyze.DriverSummary, er
 		Spent: uint64(ring.Spent())}
 	s := r.run.Summary(r.w.Frames, func(p uint32) uint32 { return r.pids[p] })
 	s.Program, s.Processes, s.End, s.Ended = r.program, len(r.pids), e, true
+	s.NameGPUs(r.gpus)
 	s.Untraced = append(s.Untraced, r.untraced...)
 	return s, r.w.Close(e)
 }

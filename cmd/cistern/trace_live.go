@@ -17,7 +17,6 @@ import (
 	"github.com/cistern-gpu/cistern/internal/audit"
 	"github.com/cistern-gpu/cistern/internal/cputime"
 	"github.com/cistern-gpu/cistern/internal/live"
-	"github.com/cistern-gpu/cistern/internal/nvml"
 	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/recording/driver"
 )
@@ -33,6 +32,7 @@ type traceLive struct {
 	next      time.Time // when to look again
 	nextCount time.Time // and when allocations may be counted again
 	cards     *liveCards
+	gpu       func(p *tracedProcess, number int) (recording.GPU, int)
 }
 
 // liveProcess is one of them. What it holds is counted again, apart from the others.
@@ -43,14 +43,14 @@ type liveProcess struct {
 	run   *analyze.DriverRun
 	calls map[int]uint64 // by device, -1: those that name none
 	asked atomic.Bool    // for details
-
-	cards map[int]nvml.Device // by CUDA's number, as far as known
+	of    *tracedProcess
 
 	mu      sync.Mutex
 	devices []live.Device // +checklocks:mu
+	numbers []int         // of those in the trace; +checklocks:mu
 	// +checklocks:mu
-	details map[int]live.Details // by device
-	shown   []int                // the page's: the devices that it was given last
+	details map[int]live.Details // by the trace's number
+	shown   []int                // the page's: the numbers of the devices that it was given last
 }
 
 // liveEvery is how often pages are given other figures: somewhat more often than they show them.
@@ -60,15 +60,15 @@ const liveEvery = live.EveryWatched / 2
 // them.
 const countShare = 20
 
-// call takes in one call of the process with this number and PID.
-func (l *traceLive) call(number, pid uint32, c *recording.Call, frames func(stack uint32) []recording.Frame) {
-	p := l.processes[number]
+// call takes in one call of the process with this PID.
+func (l *traceLive) call(of *tracedProcess, pid uint32, c *recording.Call, frames func(stack uint32) []recording.Frame) {
+	p := l.processes[of.number]
 	if p == nil {
 		if l.processes == nil {
 			l.processes = map[uint32]*liveProcess{}
 		}
-		p = l.begin(int(pid))
-		l.processes[number], l.frames = p, frames
+		p = l.begin(int(pid), of)
+		l.processes[of.number], l.frames = p, frames
 	}
 	if p.page == nil {
 		return
@@ -78,8 +78,8 @@ func (l *traceLive) call(number, pid uint32, c *recording.Call, frames func(stac
 }
 
 // begin makes the page of a process. One that ended meanwhile, or where there can be no pages, has none.
-func (l *traceLive) begin(pid int) *liveProcess {
-	p := &liveProcess{pid: pid, run: analyze.NewDriverRun(), calls: map[int]uint64{}, cards: map[int]nvml.Device{}}
+func (l *traceLive) begin(pid int, of *tracedProcess) *liveProcess {
+	p := &liveProcess{pid: pid, run: analyze.NewDriverRun(), calls: map[int]uint64{}, of: of}
 	about, err := live.Of(pid)
 	if err != nil || !tracedHere(pid) {
 		return p
@@ -115,10 +115,7 @@ func (p *liveProcess) end() {
 func (p *liveProcess) show(into []live.Device) []live.Device {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.shown = p.shown[:0]
-	for _, d := range p.devices {
-		p.shown = append(p.shown, d.Ordinal)
-	}
+	p.shown = append(p.shown[:0], p.numbers...)
 	return append(into, p.devices...)
 }
 
@@ -150,7 +147,7 @@ func (l *traceLive) refresh(now time.Time, dropped uint64) {
 			continue
 		}
 		p.page.SetDropped(dropped)
-		devices := p.figures(l.cards)
+		devices, numbers := p.figures(l.gpu)
 		var details map[int]live.Details
 		if counting && p.asked.Swap(false) {
 			runtime.LockOSThread()
@@ -160,7 +157,7 @@ func (l *traceLive) refresh(now time.Time, dropped uint64) {
 			runtime.UnlockOSThread()
 		}
 		p.mu.Lock()
-		if p.devices = devices; details != nil {
+		if p.devices, p.numbers = devices, numbers; details != nil {
 			p.details = details
 		}
 		p.mu.Unlock()
@@ -177,21 +174,21 @@ func (l *traceLive) close() {
 	}
 }
 
-// figures is what the process holds on each device.
-func (p *liveProcess) figures(cards *liveCards) []live.Device {
-	var out []live.Device
+// figures is what the process holds on each device, and the trace's numbers of those.
+func (p *liveProcess) figures(gpu func(p *tracedProcess, number int) (recording.GPU, int)) (out []live.Device, numbers []int) {
 	for i, d := range p.run.Devices() {
-		card := cards.of(p, d.Device)
+		g, ordinal := gpu(p.of, d.Device)
 		calls := p.calls[d.Device]
 		if i == 0 {
 			calls += p.calls[-1]
 		}
 		reserved := max(d.Now, d.Requested())
-		out = append(out, live.Device{Ordinal: d.Device, UUID: card.UUID, Name: card.Name, Total: card.Memory.Total, Reserved: reserved,
+		numbers = append(numbers, d.Device)
+		out = append(out, live.Device{Ordinal: ordinal, UUID: g.UUID, Name: g.Name, Total: g.Total, Reserved: reserved,
 			Allocated: d.Requested(), Active: d.Requested(), Cached: reserved - d.Requested(), PeakReserved: max(d.PeakHeld, reserved),
 			PeakAllocated: d.PeakRequested, DriverCalls: calls, OOMs: d.OOMs})
 	}
-	return out
+	return out, numbers
 }
 
 // count is the allocations of each device: by the driver's function, and by stack.

@@ -211,6 +211,40 @@ func TestTraceFollows(t *testing.T) {
 }
 
 // TestTraceDirect: the driver's own way of doing it, replayed, holds at most what the trace says.
+// TestTraceVisibleDevices: processes that see other devices under one number are told apart, and a device is the same for all.
+func TestTraceVisibleDevices(t *testing.T) {
+	t.Parallel()
+	x := newTraced(t)
+	program := x.program + " dlsym everything"
+	script := "CUDA_VISIBLE_DEVICES=1 " + program + "; CUDA_VISIBLE_DEVICES=0 " + program + "; CUDA_VISIBLE_DEVICES=3 " + program + "; CUDA_VISIBLE_DEVICES=1 " + program
+	d, _, stderr, code := x.run(nil, "--", "sh", "-c", script)
+	if code != 0 {
+		t.Fatal(code, stderr)
+	}
+	gpu := map[int16]byte{} // the last byte of the UUID, by number
+	for _, g := range d.GPUs {
+		gpu[g.Number] = g.UUID[15]
+		if g.UUID[0] != 0x20 || g.Name != "Stand-in GPU 0" || g.Total != 64<<30 {
+			t.Errorf("%+v", g)
+		}
+	}
+	used := map[uint32]byte{} // by process
+	for _, c := range d.Calls {
+		if c.Kind == recording.MemAlloc {
+			used[c.Process] = gpu[c.Device]
+		}
+	}
+	if len(gpu) != 3 || len(used) != 4 || used[0] != 1 || used[1] != 0 || used[2] != 3 || used[3] != 1 {
+		t.Errorf("numbers %v, devices by process %v", gpu, used)
+	}
+	s := analyze.SummarizeDriver(d)
+	for _, x := range s.Devices {
+		if x.UUID != fmt.Sprintf("GPU-20212223-2425-2627-2829-2a2b2c2d2e%02x", gpu[int16(x.Device)]) || x.Name == "" {
+			t.Errorf("%+v", x)
+		}
+	}
+}
+
 func TestTraceDirect(t *testing.T) {
 	x := newTraced(t)
 	d, _, stderr, _ := x.run(nil, "--", x.program, "dlsym", "everything")

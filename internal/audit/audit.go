@@ -38,6 +38,7 @@ const (
 	RecordCode    = 6 // a code object of Python, by its number Addr, with its first line Size: its text is file, zero, function
 	RecordPython  = 7 // the stacks of a process have no frames of Python: Text is why
 	RecordEnded   = 8 // Addr is a process that had ended by then
+	RecordDevice  = 9 // Device is a process's number of a device, Size its memory: Text is its UUID, 16 bytes, and its name
 )
 
 // Flags of records.

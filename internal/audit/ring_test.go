@@ -135,8 +135,8 @@ func TestLayout(t *testing.T) {
 	}
 	source += fmt.Sprintf("_Static_assert(RING_MAGIC == %#xu && RING_PAYLOAD == %d && RING_NATIVE == %d && RING_PYTHON == %d, \"constants\");\n", uint64(magic), MaxPayload, Native, Python)
 	source += fmt.Sprintf("_Static_assert(CALL_STACK == %d && PROCESS_FRESH == %d && MODULE_PYTHON == %d, \"flags\");\n", CallStack, ProcessFresh, ModulePython)
-	source += fmt.Sprintf("_Static_assert(RECORD_CALL == %d && RECORD_PROCESS == %d && RECORD_MODULE == %d && RECORD_UNKNOWN == %d && RECORD_STACK == %d && RECORD_CODE == %d && RECORD_PYTHON == %d && RECORD_ENDED == %d, \"records\");\n",
-		RecordCall, RecordProcess, RecordModule, RecordUnknown, RecordStack, RecordCode, RecordPython, RecordEnded)
+	source += fmt.Sprintf("_Static_assert(RECORD_CALL == %d && RECORD_PROCESS == %d && RECORD_MODULE == %d && RECORD_UNKNOWN == %d && RECORD_STACK == %d && RECORD_CODE == %d && RECORD_PYTHON == %d && RECORD_ENDED == %d && RECORD_DEVICE == %d, \"records\");\n",
+		RecordCall, RecordProcess, RecordModule, RecordUnknown, RecordStack, RecordCode, RecordPython, RecordEnded, RecordDevice)
 	file := filepath.Join(t.TempDir(), "layout.c")
 	if err := os.WriteFile(file, []byte(source), 0o600); err != nil {
 		t.Fatal(err)

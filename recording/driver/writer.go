@@ -62,6 +62,9 @@ func (d *Writer) Process(p recording.Process) uint32 {
 	return uint32(len(d.d.Processes) - 1)
 }
 
+// GPU adds a device, whose number is new.
+func (d *Writer) GPU(g recording.GPU) { d.d.GPUs = append(d.d.GPUs, g) }
+
 // ProcessEnded says when a process was seen to have ended.
 func (d *Writer) ProcessEnded(process uint32, ns uint64) {
 	d.d.Processes[process].EndNS = ns

@@ -2,6 +2,7 @@ package native
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cistern-gpu/cistern/recording"
 	"github.com/cistern-gpu/cistern/recording/internal/input"
@@ -19,6 +20,7 @@ const (
 	processSize = 64
 
 	untracedSize = 80 // and what a list has to spare
+	gpuSize      = 64
 )
 
 // driverBlock takes in one of the blocks that only driver traces have.
@@ -57,6 +59,8 @@ func (r *reader) driverBlock(typ byte, c *tables.Cursor) error {
 			}
 			d.Processes[process].EndNS = ns
 		}
+	case blockGPUs:
+		return r.gpus(d, c)
 	case blockUntraced:
 		for range c.Count(3) {
 			u := recording.Untraced{PID: c.Ref(), Program: c.Text(), Why: c.Text()}
@@ -170,4 +174,27 @@ func setOwners(traces []*recording.Trace, d *recording.Driver) {
 			}
 		}
 	}
+}
+
+// gpus takes in devices of a driver trace.
+func (r *reader) gpus(d *recording.Driver, c *tables.Cursor) error {
+	for range c.Count(19) {
+		number := c.U()
+		g := recording.GPU{Number: int16(number & 0x7fff)}
+		for i := range g.UUID {
+			g.UUID[i] = c.U8()
+		}
+		g.Name, g.Total = c.Text(), c.U()
+		if c.Bad {
+			return errPayload
+		}
+		if number >= recording.MaxDevices || slices.ContainsFunc(d.GPUs, func(o recording.GPU) bool { return o.Number == g.Number }) {
+			return fmt.Errorf("GPU number %d; expected another one below %d", number, recording.MaxDevices)
+		}
+		if err := r.b.Take(int64(len(g.Name)) + gpuSize); err != nil {
+			return err
+		}
+		d.GPUs = append(d.GPUs, g)
+	}
+	return nil
 }

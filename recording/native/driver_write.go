@@ -20,11 +20,12 @@ const (
 const (
 	blockUntraced = 135
 	blockEnds     = 136
+	blockGPUs     = 139
 )
 
 // writtenDriver is how much of a driver trace is in the file.
 type writtenDriver struct {
-	table, processes, untraced, calls int
+	table, processes, gpus, untraced, calls int
 }
 
 // BeginDriver writes that this is a driver trace, and of which program. It comes before every Begin.
@@ -52,6 +53,7 @@ func (w *Writer) SyncDriver(d *recording.Driver, ended []uint32) error {
 	w.tables[w.driver.table].key = &d.Stacks[0]
 	w.processes(d.Processes)
 	w.ends(d.Processes, ended)
+	w.gpus(d.GPUs)
 	w.untraced(d.Untraced)
 	w.syncTable(w.driver.table, d.Frames, d.Stacks)
 	w.calls(d.Calls)
@@ -114,6 +116,20 @@ func (w *Writer) ends(p []recording.Process, ended []uint32) {
 		w.u(uint64(ended[i]))
 		w.u(p[ended[i]].EndNS)
 	})
+}
+
+// gpus writes those that a driver trace has gained.
+func (w *Writer) gpus(all []recording.GPU) {
+	list := all[w.driver.gpus:]
+	w.list(blockGPUs, len(list), func() {}, func(i int, _ bool) {
+		w.u(uint64(list[i].Number))
+		for _, b := range list[i].UUID {
+			w.u8(b)
+		}
+		w.s(list[i].Name[:min(len(list[i].Name), 256)])
+		w.u(list[i].Total)
+	})
+	w.driver.gpus = len(all)
 }
 
 // untraced writes the processes that were not seen and that a driver trace has gained.

@@ -255,7 +255,7 @@ func (r *reader) content(typ byte, at int64, path string) (end bool, err error) 
 			}
 		}
 		end = true
-	case blockDriver, blockProcesses, blockCalls, blockDriverEnd, blockUntraced, blockEnds:
+	case blockDriver, blockProcesses, blockCalls, blockDriverEnd, blockUntraced, blockEnds, blockGPUs:
 		err = r.driverBlock(typ, c)
 	default:
 		if typ < 128 {

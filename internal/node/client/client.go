@@ -31,7 +31,7 @@ type Config struct {
 	Guard   socket.Guard               // nil: the process does not fork
 	// Headroom is how much of a device with so many bytes the driver is to keep free; nil: nothing.
 	Headroom func(total uint64) uint64
-	Host    Host
+	Host     Host
 }
 
 // Pauser is a Host that pauses memory for the node.

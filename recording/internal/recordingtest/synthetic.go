@@ -70,6 +70,8 @@ func DriverScript(tb testing.TB, calls []recording.Call, every int) (files [][]b
 	stack := []uint32{0, w.Stack([]recording.Frame{{File: "lib.so", Func: "f", Line: 0}}), w.Stack([]recording.Frame{{File: "lib.so", Func: "g", Line: 0}, {File: "lib.so", Func: "f", Line: 0}})}
 	untraced := []recording.Untraced{{PID: 12, Program: "/usr/bin/python3", Why: "was started without LD_AUDIT"}, {PID: 13, Program: "server", Why: ""}}
 	w.Untraced(untraced[0])
+	gpus := []recording.GPU{{Number: 1, UUID: [16]byte{0xa1, 15: 7}, Name: "a GPU", Total: 80 << 30}, {Number: 0, UUID: [16]byte{0xa0}}}
+	w.GPU(gpus[0])
 	for i := range calls {
 		c := calls[i]
 		c.Process, c.Stack = p[c.Process%2], stack[c.Stack%3]
@@ -89,11 +91,12 @@ func DriverScript(tb testing.TB, calls []recording.Call, every int) (files [][]b
 		tb.Errorf("the same stack is number %d and %d", stack[1], again)
 	}
 	w.Untraced(untraced[1])
+	w.GPU(gpus[1])
 	end := recording.DriverEnd{Dropped: 3, Lost: 1, Unknown: []string{"cuMemAlloc"}, Status: 139, Finished: 99, Spent: 12345}
 	if err := w.Close(end); err != nil {
 		tb.Fatal(err)
 	}
-	return append(files, b.Bytes()), &recording.Driver{WallNS: 1000, Program: []string{"program", "-x"}, Untraced: untraced, Calls: calls, End: end, Ended: true}
+	return append(files, b.Bytes()), &recording.Driver{WallNS: 1000, Program: []string{"program", "-x"}, GPUs: gpus, Untraced: untraced, Calls: calls, End: end, Ended: true}
 }
 
 // RandomCalls are n calls of the driver.

@@ -115,10 +115,11 @@ CUresult cuDeviceGetName(char *name, int size, int device) {
 	return forced("cuDeviceGetName");
 }
 
+// A process whose CUDA_VISIBLE_DEVICES is a number sees that device as its first.
 static void uuid(unsigned char bytes[16], int first, int device) {
 	for (int i = 0; i < 16; i++)
 		bytes[i] = (unsigned char)(first + i);
-	bytes[15] = (unsigned char)device;
+	bytes[15] = (unsigned char)(device + number("CUDA_VISIBLE_DEVICES", 0));
 }
 
 CUresult cuDeviceGetUuid(unsigned char bytes[16], int device) {
