@@ -304,6 +304,7 @@ gpu-bundle: build
 	$(CC) -std=gnu11 -O1 -g -shared -fPIC lab/torch/profiler.c -o gpu-bundle/torch/libprofiler.so
 	$(CC) -std=gnu11 -O2 -Wall -Wextra -pthread lab/see/churn.c -o gpu-bundle/churn -ldl
 	$(CC) -std=gnu11 -O2 -Wall -Wextra lab/native/node.c -o gpu-bundle/node -ldl
+	$(CC) -std=gnu11 -O2 -Wall -Wextra -Wno-unused-function -pthread lab/native/pools2.c -o gpu-bundle/pools2 -ldl
 	mkdir gpu-bundle/examples
 	cp examples/python/*.py gpu-bundle/examples/
 	cd examples/go && $(GO) build -trimpath -ldflags '-s -w' -o $(CURDIR)/gpu-bundle/examples/squares .

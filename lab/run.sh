@@ -18,6 +18,7 @@
 #   native-hosts  hostile hosts in C: signal handlers, fork, exits, a second copy, with checked contents (HOSTS_SECONDS=10 each)
 #   native-node  memory between processes: export without a context, exporters that are killed, when memory is free again
 #   native-two  two GPUs in one process: memory of each used by the other, threads, and one of them broken by a kernel
+#   native-pools2  whether the driver survives the end of a pool of the second GPU after pools of the first, without Cistern
 #   examples    the programs of examples/, as their readers run them
 #
 # PyTorch on Cistern (python3, or the one that PYTHON names, with torch for CUDA):
@@ -39,6 +40,7 @@
 #   torch-pools      pools of special memory, their limits, pause and resume; ten thousand pauses, and how fast they are
 #   torch-dropin     programs written for torch_memory_saver and for vLLM's sleep mode, on the modules of cistern.compat
 #   torch-peer       copies between two GPUs
+#   torch-ranks      jobs under torchrun with a process for each GPU, one of which fails, and what cistern fleet says of them
 #   peers            Cistern beside native PyTorch, expandable_segments, cudaMallocAsync, RMM and torch_memory_saver on the same
 #                    work (5 minutes; needs the scripts). Packages that are not installed come from the wheels in wheels/ or
 #                    in the folder CISTERN_PEERS
@@ -69,8 +71,9 @@
 #   see-kill      a traced program that is killed a hundred times (60 s)
 #   see-oom       reports of out-of-memory: the holders that they name, and whether what they recommend helps (3 minutes)
 #   see-top       cistern top beside PyTorch's own numbers and nvidia-smi's (40 s)
+#   see-two       trace and top of programs on two GPUs (1 minute)
 #   see-held      what history and stacks cost a program on Cistern, for information (2 minutes)
-#   see           all of these but see-segments, which see-agree contains, and see-held (12 minutes)
+#   see           all of these but see-segments, which see-agree contains, see-two and see-held (12 minutes)
 #
 # Several processes on one GPU (docs/node.md); nothing else may use it meanwhile:
 #   node-latency    1 GiB of another process's unused cache, in chunks of 32 and of 2 MiB, while the driver has nothing
@@ -80,6 +83,7 @@
 #                   NODE_MINUTES=20 lets the variant with a broker go on for so long
 #   node-four       the same with four processes
 #   node            all of these
+#   node-two        two GPUs: memory moves on the one where it is short, and on that alone
 # Each of their programs, in broker/, takes --sim: the same over a simulated device.
 #
 # The scripts are workloads.py, bench_alloc.py and seed_script.py in scripts/ or in the folder CISTERN_GPU_SCRIPTS; parts
@@ -204,6 +208,7 @@ part() {
       run devices-broken 120 ./lab devices -part broken
       run devices 400 ./lab devices
       ;;
+    native-pools2) run pools2 200 ./pools2 ;;
     examples)
       run example-go 60 examples/squares
       run example-c 60 examples/memory
@@ -236,6 +241,7 @@ part() {
     torch-dropin) torch "$1" 500 dropin.py ;;
     torch-peer) torch "$1" 400 peer.py ;;
     peers) torch torch-peers 330 peers.py ;;
+    torch-ranks) torch "$1" 300 ranks.py --ranks "$(nvidia-smi --list-gpus | wc -l)" ;;
     torch-two)
       torch torch-nccl 330 nccl.py
       torch torch-devices 560 devices.py
@@ -262,6 +268,7 @@ part() {
     see-idle) see "$1" 200 idle.py ;;
     see-kill) see "$1" 300 kill.py ;;
     see-oom) see "$1" 590 oom.py ;;
+    see-two) see "$1" 200 two.py ;;
     see-top) see "$1" 200 top.py ;;
     see-held)
       see "$1" 590 cost.py --name see-held --kinds cistern,history,native,python,both,sampled --starts 0 --rounds "${ROUNDS:-1}" \
@@ -272,10 +279,11 @@ part() {
     node-steady) broker "$1" 200 steady.py ;;
     node-colocated) broker "$1" $((60 * ${NODE_MINUTES:-0} + 590)) colocated.py --max --minutes "${NODE_MINUTES:-0}" ;;
     node-four) broker "$1" $((60 * ${NODE_MINUTES:-0} + 900)) colocated.py --name node-four --jobs 4 --max --minutes "${NODE_MINUTES:-0}" ;;
+    node-two) broker "$1" 120 two.py ;;
     node) for p in latency steady colocated four; do part "node-$p"; done ;;
     all) for p in test resources native native-hosts bench query exported pause examples torch libs see node; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, exported, pause, native, native-hosts, native-node, native-two, examples, torch, torch-{load,seed,test,upstream,native,pools,steady,oom,captures,hosts,stress,bench,record-cost,workloads,survival,dropin,peer,two}, peers, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,held}, node, node-{latency,steady,colocated,four} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, exported, pause, native, native-hosts, native-node, native-two, native-pools2, examples, torch, torch-{load,seed,test,upstream,native,pools,steady,oom,captures,hosts,stress,bench,record-cost,workloads,survival,dropin,peer,ranks,two}, peers, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,two,held}, node, node-{latency,steady,colocated,four,two} or all" >&2
       exit 2
       ;;
   esac

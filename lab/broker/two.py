@@ -27,6 +27,9 @@ def judge(c, node):
     victim, both, ballast = node.holder(broker.setting), node.holder(broker.setting), node.ballast()
     second = {"device": 1} if node.sim else {}  # a simulated device cannot be hidden
     alone = node.holder(broker.setting, **{} if node.sim else {"CUDA_VISIBLE_DEVICES": "1"})
+    for p, on in ((both, {"device": 1}), (alone, second)):  # a context takes memory too, which nobody releases for it
+        met(p.ask("hold", bytes=2 * MiB, each=2 * MiB, **on), "a process that begins")
+        met(p.ask("drop"), "a process that begins")
     for d, cache in enumerate(CACHES):
         met(victim.ask("hold", bytes=cache, each=GiB, device=d), "the victim")
     number = victim.talker.process.pid
@@ -58,8 +61,8 @@ def judge(c, node):
     first = of(0)
     c.add("given on the first", first["gave_bytes"], 0, first["gave_bytes"] == 0)
     c.add("cached there", common.size(first["reserved_bytes"]), common.size(CACHES[0]), first["reserved_bytes"] == CACHES[0])
-    where = {e["device"] for e in broker.entries() if e["pid"] == alone.talker.process.pid and e["reserved_bytes"]}
-    c.add("the GPU of the process that sees one", where, {uuid[1]}, where == {uuid[1]})
+    where = [e["device"] for e in broker.entries() if e["pid"] == alone.talker.process.pid and e["reserved_bytes"]]
+    c.add("the GPU of the process that sees one", where, [uuid[1]], where == [uuid[1]])
     for p in (victim, both, alone, ballast):
         p.end()
 

@@ -1,9 +1,9 @@
-"""`cistern trace`, `report` and `top` of programs on two GPUs.
+"""`cistern trace` and `top` of programs on two GPUs.
 
     python two.py
 
 trace  The traced peak of each device against what PyTorch says it reserved there, of a program that uses both and copies between
-       them, and of one that sees the second GPU alone (CUDA_VISIBLE_DEVICES=1), by the UUID of the GPU.
+       them, of one that sees the second GPU alone (CUDA_VISIBLE_DEVICES=1), and of a launcher whose processes each see another one.
 top    What it shows of three programs at once: one on Cistern on both GPUs, one on Cistern that sees the second alone, one traced
        on both; each beside what PyTorch says in it.
 
@@ -12,6 +12,7 @@ Nothing else may use the GPUs meanwhile. About a minute.
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 
@@ -52,6 +53,16 @@ def work(hold):
     return 0
 
 
+def launch():
+    """Two processes in turn that see one GPU each."""
+    for gpu in ("1", "0"):
+        done = subprocess.run(argv(), env=dict(os.environ, CUDA_VISIBLE_DEVICES=gpu), stdout=subprocess.PIPE, text=True)
+        sys.stdout.write(done.stdout)
+        if done.returncode != 0:
+            return done.returncode
+    return 0
+
+
 def argv(*more):
     return [sys.executable, os.path.abspath(__file__), "--child", *more]
 
@@ -72,11 +83,24 @@ def trace(c, name, env, wanted):
         peak = rows[0]["peak_held_bytes"] if len(rows) == 1 else 0
         c.add("%s: GPU %d: traced peak, reserved by PyTorch" % (name, d), "%d, %d" % (peak, device["peak"]), "within 2 MiB",
               abs(peak - device["peak"]) <= seen.PAGE)
-        if len(rows) == 1 and "uuid" in rows[0]:
-            c.add("%s: GPU %d: its UUID" % (name, d), rows[0]["uuid"], device["uuid"], rows[0]["uuid"] == device["uuid"])
-    report = seen.cistern("report", out)
-    c.add("%s: cistern report" % name, report.rc, 0, report.rc == 0)
-    print(report.out)
+        uuid = rows[0].get("uuid") if rows else None
+        c.add("%s: GPU %d: its UUID" % (name, d), uuid, device["uuid"], uuid == device["uuid"])
+    print(seen.cistern("inspect", out).out)
+
+
+def launched(c):
+    """Of a launcher whose processes each see one GPU as their first."""
+    out = os.path.join(seen.folder("two"), "trace.cistern")
+    done = common.run(seen.traced([sys.executable, os.path.abspath(__file__), "--launch"], out), env=common.environment("native"), timeout=120)
+    own = [json.loads(line)["devices"][0] for line in done.out.splitlines() if line.startswith("{")]
+    if done.rc != 0 or len(own) != 2:
+        c.add("launched", done.why(), "runs", False)
+        return
+    found = {f.get("uuid"): f["peak_held_bytes"] for f in seen.summary(out)["devices"]}
+    for device in own:
+        peak = found.get(device["uuid"], 0)
+        c.add("launched: %s: traced peak, reserved by PyTorch" % device["uuid"], "%d, %d" % (peak, device["peak"]), "within 2 MiB",
+              abs(peak - device["peak"]) <= seen.PAGE)
 
 
 # ---- top ---------------------------------------------------------------------------------------------------------------
@@ -133,13 +157,17 @@ def top(c):
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    p.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--hold", action="store_true", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.child:
         return work(args.hold)
+    if args.launch:
+        return launch()
     c = common.Checks("see-two")
     trace(c, "traced on both", {}, 2)
     trace(c, "traced on the second", SECOND, 1)
+    launched(c)
     top(c)
     return seen.finish(c)
 

@@ -37,6 +37,7 @@ class Programs(Case):
         turns = self.start("colocated", "--sim", "--phases", "2", "--steps", "1", "--variants", "without,off", "--max")
         # A ballast that leaves enough for all is no success, nor is a request that no cache can meet.
         roomy = self.start("colocated", "--sim", "--phases", "1", "--steps", "1", "--room", "2")
+        two = self.start("two", "--sim")
         large = self.start("latency", "--sim", "500", "--leave", "0", "--size", "600", "--cache", "128", "--rounds", "1", "--chunks", "32")
         out = self.said(latency)
         self.assertIn("PASS node-latency: chunks of 32 MiB: given by the victim", out)
@@ -49,6 +50,7 @@ class Programs(Case):
         for words in ("what became of it: all finished 2 phases", "left for the jobs: ", "moved between the jobs: "):
             self.assertIn("PASS node-colocated: Cistern, broker with max: " + words, out)
         self.assertEqual(out.count("PASS node-colocated: Cistern, broker with max: most that "), 2, out)
+        self.assertIn("PASS node-two: given on the first: 0, wanted 0", self.said(two))
         out = self.said(roomy, status=1)
         self.assertIn("FAIL node-colocated: Cistern, node:off: what became of it: all finished", out)
         self.assertIn("FAIL node-colocated: Cistern, broker: left for the jobs: ", out)
