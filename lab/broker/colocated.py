@@ -210,7 +210,7 @@ def main():
     p.add_argument("--minutes", type=float, default=0)
     p.add_argument("--max", action="store_true", help="one more variant, with max in the policy")
     p.add_argument("--variants", default="without,native,expandable,off,broker")
-    p.add_argument("--room", type=float, default=0.5, help="what the ballast leaves, as a part of the way from the largest sum to the sum of the peaks")
+    p.add_argument("--room", type=float, default=0.75, help="what the ballast leaves, as a part of the way from the largest sum to the sum of the peaks")
     p.add_argument("--timeout", type=float, default=300, help="seconds of a phase")
     p.add_argument("--name", default="node-colocated", help="of the results")
     shared.arguments(p, 4 * shared.GiB)

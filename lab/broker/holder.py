@@ -3,6 +3,7 @@ or the one that the line names, and answers with one:
 
     free                            free and total bytes of the device
     hold {bytes, each}              allocates so many bytes in blocks, and keeps them
+    keep {bytes}                    one block, which stays to the end
     ask {bytes}                     one block, kept; the time of the request in ms
     drop                            frees what it keeps; the memory stays cached
     trim                            returns what is cached to the driver
@@ -56,6 +57,11 @@ class Memory:
     def hold(self, bytes, each, device=0):
         for _ in range(bytes // each):
             self.add(each, device)
+        return {}
+
+    def keep(self, bytes, device=0):
+        self.add(bytes, device)
+        self.blocks.pop()
         return {}
 
     def ask(self, bytes, device=0):

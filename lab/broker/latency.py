@@ -5,7 +5,8 @@ because the cache of an idle process and a ballast hold everything.
 
 The victim caches so much in chunks of one size, and is left alone until it would give that: what it used recently stays with it,
 so it has a little more. Then the asker requests one GiB after the other, until the cache is gone; it returns all, and the victim
-caches anew.
+caches anew. Both keep 4 GiB from the beginning on, as a process with less has smaller chunks; those of more are half as large as the
+setting chunk allows.
 """
 import argparse
 import sys
@@ -14,15 +15,19 @@ import shared
 from shared import MiB, common, seen
 
 MORE = 64 * MiB
+KEPT = 4 * shared.GiB
 GOALS = {32: 5, 2: 25}  # ms of the median, by MiB of a chunk, for 1 GiB
 
 
 def rounds(node, broker, chunk, args):
     """The times of requests in ms, and what the victim gave meanwhile by the broker's count."""
-    chunks = "chunk:%dMiB" % chunk
+    chunks = "chunk:%dMiB" % (chunk if args.sim or chunk == 2 else 2 * chunk)
     victim, asker, ballast = node.holder(chunks, broker.setting), node.holder(chunks, broker.setting), node.ballast()
     number, size, times, gave = victim.talker.process.pid, args.size * MiB, [], 0
     each = max(1, args.cache // args.size)
+    if not args.sim:
+        met(victim.ask("keep", bytes=KEPT), "the victim")
+        met(asker.ask("keep", bytes=KEPT), "the asker")
     while len(times) < args.rounds:
         met(victim.ask("hold", bytes=each * size, each=size), "the victim")
         met(victim.ask("hold", bytes=MORE, each=MORE), "the victim")

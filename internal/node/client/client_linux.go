@@ -204,8 +204,21 @@ func (c *Client) Admit(dev cuda.Device, size uint64) bool {
 	return err != nil || free >= others && free-others >= size
 }
 
-// Ask asks the broker for memory of other processes, and waits for the answer.
+// Ask asks the broker for memory of other processes, and waits for the answer. Where they have enough, the driver's headroom is part
+// of it, so that Grown need not ask for it after the request.
 func (c *Client) Ask(dev cuda.Device, need uint64, wait time.Duration) (granted uint64, note string) {
+	if d := c.device(dev); d != nil && c.cfg.Headroom != nil {
+		if room := c.cfg.Headroom(d.total); room > 0 {
+			if granted, note = c.ask(dev, need+room, 0); granted > 0 {
+				return granted, note
+			}
+		}
+	}
+	return c.ask(dev, need, wait)
+}
+
+// ask asks for so many bytes.
+func (c *Client) ask(dev cuda.Device, need uint64, wait time.Duration) (granted uint64, note string) {
 	l, d := c.link.Load(), c.device(dev)
 	if l == nil || d == nil || d.slot.Load() < 0 {
 		_, why := c.Connected()
@@ -298,26 +311,25 @@ func (c *Client) Done(dev cuda.Device, granted uint64) {
 }
 
 // noHeadroom is how long other processes are not asked for headroom after they had nothing.
-const noHeadroom = time.Second
+const noHeadroom = 100 * time.Millisecond
 
 // Grown has other processes release what the driver lacks of its headroom: libraries load kernels when they are first called, and fail
 // where the driver has no memory for them. Memory that others use stays, and the headroom is then smaller.
 func (c *Client) Grown(dev cuda.Device) {
-	l, d := c.link.Load(), c.device(dev)
-	if l == nil || d == nil || c.cfg.Headroom == nil || d.slot.Load() < 0 {
+	d := c.device(dev)
+	if d == nil || c.cfg.Headroom == nil || c.link.Load() == nil || d.slot.Load() < 0 {
 		return
 	}
 	free, err := c.cfg.Host.Free(dev)
 	keep := c.cfg.Headroom(d.total) + c.Others(dev)
-	if now := time.Now(); err != nil || free >= keep || now.UnixNano() < d.spared.Load() {
+	if err != nil || free >= keep || time.Now().UnixNano() < d.spared.Load() {
 		return
 	}
-	granted, _ := c.Ask(dev, keep-free, 0)
-	if granted == 0 {
+	if granted, _ := c.ask(dev, keep-free, 0); granted > 0 {
+		c.Done(dev, granted)
+	} else {
 		d.spared.Store(time.Now().Add(noHeadroom).UnixNano())
-		return
 	}
-	c.Done(dev, granted)
 }
 
 // Available is what other processes would release for this one now, with the limit that the broker sets (0: none). known is false
