@@ -46,8 +46,8 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
     const key = h('button', {type: 'button', 'aria-pressed': String(l.shown), onclick: () => {
       l.shown = !l.shown;
       key.setAttribute('aria-pressed', String(l.shown));
+      draw(); // before uPlot shows it: what is not shown has no values
       plot.setSeries(i + 1, {show: l.shown});
-      draw();
       small.draw();
     }}, lineKey(l), l.name);
     return key;
@@ -85,7 +85,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
   function draw() {
     if (!plot) return;
     const columns = Math.max(200, Math.round(plot.bbox.width / devicePixelRatio) || 800);
-    const data = timeline.data(range[0], range[1], columns);
+    const data = timeline.data(range[0], range[1], columns, lines.map((l) => l.shown));
     plot.batch(() => {
       plot.setData(data, false);
       plot.setScale('x', {min: range[0], max: range[1]});
@@ -141,7 +141,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
         setSize: [alignOverview],
         draw: [drawMarks],
       },
-    }, timeline.data(range[0], range[1], 800), canvasHost);
+    }, timeline.data(range[0], range[1], 800, lines.map((l) => l.shown)), canvasHost);
     // A click that is no drag and no double-click chooses a moment.
     let pressed = 0;
     let waiting = 0;

@@ -95,6 +95,28 @@ export class Series {
     out.high = b;
   }
 
+  /** The first of the entries from to to-1 of level 0 that is highest. */
+  highest(from, to) {
+    const out = {low: 0, high: 0};
+    this.range(from, to, out);
+    let l = 0;
+    let p = from;
+    // Up while a whole entry above is too low, and down into the first that is not.
+    while (l > 0 || this.levels[0].high[p] < out.high) {
+      if (this.levels[l].high[p] < out.high) {
+        p++;
+        while (p % fan === 0 && l < this.levels.length - 1) {
+          p /= fan;
+          l++;
+        }
+      } else if (l > 0) {
+        p *= fan;
+        l--;
+      }
+    }
+    return p;
+  }
+
   /** The value after an event, exactly. */
   at(event) {
     const i = lastAtMost(this.curve.event, event);
@@ -157,15 +179,16 @@ export class Timeline {
   /**
    * Data for uPlot: every event of [min, max] where they are few, else the extremes of every one of `columns` columns,
    * so that no peak is lost at any zoom.
+   * @param shown of each series whether it is wanted; the others have no values
    */
-  data(min, max, columns) {
+  data(min, max, columns, shown = this.series.map(() => true)) {
     const from = this.entry(min);
     const to = Math.min(this.us.length, this.entry(max) + 2); // one beyond on each side, so that lines run off the edge
     if (to - from <= columns * 2) {
       const n = to - from;
       const x = new Float64Array(n);
       for (let i = 0; i < n; i++) x[i] = this.x(from + i);
-      return [x, ...this.series.map((s, k) => this.ended(k, x, s.levels[0].high.subarray(from, to)))];
+      return [x, ...this.series.map((s, k) => (shown[k] ? this.ended(k, x, s.levels[0].high.subarray(from, to)) : []))];
     }
     const step = (max - min) / columns;
     const edges = new Int32Array(columns + 1);
@@ -179,6 +202,7 @@ export class Timeline {
     }
     const out = {low: 0, high: 0};
     return [x, ...this.series.map((s, series) => {
+      if (!shown[series]) return [];
       const y = new Float64Array(columns * 2);
       const first = s.levels[0];
       for (let k = 0; k < columns; k++) {
