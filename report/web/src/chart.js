@@ -16,9 +16,9 @@ const stepped = uPlot.paths.stepped({align: 1});
  * @param marks [{event, label}] events to mark with a vertical line
  * @param peakEvent where most was live
  * @param on {pick(event): a moment was chosen by a click, range(): what is shown has changed, timeOnly: events have no
- *     numbers that mean something, over: the text where a line has ended}
+ *     numbers that mean something, over: the text where a line has ended, thinned: refine will be called}
  * @return {tracks: element below the plot for what shares its x axis, shown(): {min, max, width of it in pixels},
- *     moments(list of {event, label, color})}
+ *     moments(list of {event, label, color}), refine(times, curves) with all points}
  */
 export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
   let plot = null;
@@ -26,6 +26,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
   const canvasHost = h('div', {class: 'plot'});
   const tracks = h('div', {class: 'tracks'});
   let moments = [];
+  let {thinned} = on; // lines are near enough to be drawn, but have not the values of every event
   const small = overview(timeline, lines, {range: setRange, center: (x) => zoomTo(x, range[1] - range[0])});
   const panes = h('div', {class: 'panes', tabindex: '0', role: 'group', 'aria-label':
     'Memory over time. Left and right move, plus and minus zoom, Home and End go to the ends, Escape shows the whole run.'},
@@ -82,6 +83,12 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
     small.select(range);
   }
 
+  /** Whether the whole run is shown. */
+  function whole() {
+    const [from, to] = timeline.extent();
+    return range[0] <= from && range[1] >= to;
+  }
+
   function draw() {
     if (!plot) return;
     const columns = Math.max(200, Math.round(plot.bbox.width / devicePixelRatio) || 800);
@@ -93,9 +100,8 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
     status.textContent = timeline.byEvent
       ? `events ${count(Math.round(range[0]))} to ${count(Math.round(range[1]))}`
       : `${duration(range[0])} to ${duration(range[1])}`;
-    const [from, to] = timeline.extent();
-    const whole = range[0] <= from && range[1] >= to;
-    state.set({from: whole ? null : range[0], to: whole ? null : range[1], x: timeline.byEvent ? 'event' : null});
+    const [from, to] = whole() ? [null, null] : range;
+    state.set({from, to, x: timeline.byEvent ? 'event' : null});
     host.dataset.min = String(range[0]);
     host.dataset.max = String(range[1]);
     if (on.range) on.range();
@@ -190,7 +196,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
   }
 
   function hover(u) {
-    if (u.cursor.left < 0 || u.cursor.left === null || u.cursor.left === undefined) {
+    if (thinned || u.cursor.left < 0 || u.cursor.left === null || u.cursor.left === undefined) {
       tip.hidden = true;
       return;
     }
@@ -256,6 +262,13 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
   return {
     tracks,
     shown: () => ({min: range[0], max: range[1], width: Math.max(1, Math.round(tracks.clientWidth))}),
+    refine(times, curves) {
+      const all = whole();
+      timeline.read(times, curves);
+      thinned = false;
+      setRange(...(all ? timeline.extent() : range));
+      small.draw();
+    },
     moments(list) {
       moments = list;
       plot.redraw(false, false);

@@ -134,11 +134,16 @@ export class Timeline {
    */
   constructor(times, curves, events, until) {
     this.until = until;
+    this.events = events;
+    this.byEvent = false;
+    this.read(times, curves);
+  }
+
+  /** Takes other times and curves of the same run, with more points. */
+  read(times, curves) {
     this.stride = times.stride;
     this.us = times.us;
-    this.events = events;
     this.series = curves.map((c) => new Series(c, times.us.length, times.stride));
-    this.byEvent = false;
   }
 
   /** The whole range of x. */

@@ -9,8 +9,7 @@ import {callTotals} from '../src/columns.js';
 import {groupTree, heldAt, stackTree} from '../src/tree.js';
 
 const want = JSON.parse(readFileSync(process.argv[2], 'utf8'));
-const [chart, rest] = want.series.split('\n');
-let reader = new Reader(await unpack(chart));
+let reader = new Reader(await unpack(want.series));
 if (want.changes) {
   twoRuns();
   process.exit(0);
@@ -18,7 +17,7 @@ if (want.changes) {
 reader.times();
 for (let i = 0; i < want.curves; i++) reader.curve();
 assert.equal(reader.at, reader.buf.length, 'bytes are left over');
-reader = new Reader(await unpack(rest));
+reader = new Reader(await unpack(want.tables));
 const lives = new Lives(reader.stacks(), reader.blocks(), reader.segments(), reader.calls(), want.events, want.frame_libraries);
 const called = reader.stackNames(lives.stacks.n);
 assert.equal(reader.at, reader.buf.length, 'bytes are left over');
