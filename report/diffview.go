@@ -98,8 +98,8 @@ func (v *DifferenceView) curves(e *encoder, a, b *recording.Trace) {
 		e.int(us - last)
 		last = us
 	}
-	e.curve(curves[0], maxPoints)
-	e.curve(curves[1], maxPoints)
+	e.curve(curves[0])
+	e.curve(curves[1])
 }
 
 // changes writes what every stack held in both runs, and by exact size what was allocated without one: count, then the

@@ -117,11 +117,12 @@ func NewView(t *recording.Trace, in *analyze.Inspection, rep *replay.Report, dri
 	if v.long.tables, err = tables.text(); err != nil {
 		return nil, err
 	}
-	if v.long.series, err = chart(t, drawn, firstPoints); err != nil {
+	if v.long.series, err = chart(t, drawn); err != nil {
 		return nil, err
 	}
-	if v.Thinned = len(t.Events) > firstPoints; v.Thinned {
-		v.long.curves, err = chart(t, drawn, maxPoints)
+	if v.Thinned = len(t.Events) > manyEvents; v.Thinned {
+		v.long.curves = v.long.series
+		v.long.series, err = firstChart(t, drawn)
 	}
 	return v, err
 }

@@ -83,12 +83,6 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
     small.select(range);
   }
 
-  /** Whether the whole run is shown. */
-  function whole() {
-    const [from, to] = timeline.extent();
-    return range[0] <= from && range[1] >= to;
-  }
-
   function draw() {
     if (!plot) return;
     const columns = Math.max(200, Math.round(plot.bbox.width / devicePixelRatio) || 800);
@@ -100,8 +94,9 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
     status.textContent = timeline.byEvent
       ? `events ${count(Math.round(range[0]))} to ${count(Math.round(range[1]))}`
       : `${duration(range[0])} to ${duration(range[1])}`;
-    const [from, to] = whole() ? [null, null] : range;
-    state.set({from, to, x: timeline.byEvent ? 'event' : null});
+    const [from, to] = timeline.extent();
+    const whole = range[0] <= from && range[1] >= to;
+    state.set({from: whole ? null : range[0], to: whole ? null : range[1], x: timeline.byEvent ? 'event' : null});
     host.dataset.min = String(range[0]);
     host.dataset.max = String(range[1]);
     if (on.range) on.range();
@@ -158,7 +153,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
     plot.over.addEventListener('click', (e) => {
       clearTimeout(waiting);
       if (!on.pick || e.detail > 1 || Math.abs(e.clientX - pressed) > 2) return;
-      const {event} = timeline.under(plot.posToVal(e.offsetX, 'x'), 0);
+      const event = timeline.eventAt(plot.posToVal(e.offsetX, 'x'));
       waiting = setTimeout(() => on.pick(event), 250);
     });
     plot.over.addEventListener('dblclick', () => setRange(...timeline.extent()));
@@ -201,7 +196,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
       return;
     }
     const x = u.posToVal(u.cursor.left, 'x');
-    const found = timeline.under(x, (range[1] - range[0]) / u.over.clientWidth);
+    const found = timeline.under(x, (range[1] - range[0]) / u.over.clientWidth, lines.map((l) => l.shown));
     fill(tip,
       h('b', {}, duration(found.us), on.timeOnly ? '' : ` \u00b7 event ${count(found.event)}`),
       found.events > 1 && !on.timeOnly ? h('div', {class: 'muted'}, `highest of about ${count(found.events)} events here`) : null,
@@ -263,10 +258,9 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
     tracks,
     shown: () => ({min: range[0], max: range[1], width: Math.max(1, Math.round(tracks.clientWidth))}),
     refine(times, curves) {
-      const all = whole();
       timeline.read(times, curves);
       thinned = false;
-      setRange(...(all ? timeline.extent() : range));
+      draw();
       small.draw();
     },
     moments(list) {
