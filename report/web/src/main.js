@@ -111,7 +111,9 @@ function callersOnly(t, lives) {
 
 /** Long data of a view; all but the series are behind this script. */
 function long(what, index) {
-  return document.getElementById(`cistern-${what}-${index}`).textContent;
+  const found = document.getElementById(`cistern-${what}-${index}`);
+  if (!found) throw new Error('the page is cut short');
+  return found.textContent;
 }
 
 /** After the browser has read the whole page. */

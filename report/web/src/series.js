@@ -2,7 +2,7 @@
 // million events be drawn, zoomed and hovered over at once. Level 0 holds one value for every event (or the extremes of
 // every `stride` events of very long traces); each level above holds the extremes of `fan` entries below.
 
-const fan = 16;
+const fan = 8;
 
 /** The index of the last entry of a rising array that is at most x, -1 if none. */
 export function lastAtMost(array, x) {
