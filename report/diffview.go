@@ -19,7 +19,7 @@ type DifferenceView struct {
 	ShortFrames []string            `json:"short_frames"` // "" where it is the same
 	FrameLayers []int               `json:"frame_layers"` // recording.Layer
 
-	series string // base64; see encode.go
+	long longData // of which the series are all
 }
 
 // mostChanges bounds what the page lists of stacks, sizes, pools and streams; its flame graph has all stacks.
@@ -45,7 +45,7 @@ func NewDifferenceView(a, b *recording.Trace, d *analyze.Difference) (*Differenc
 	}
 	v.Difference = &short
 	var err error
-	v.series, err = e.text()
+	v.long.series, err = e.text()
 	return v, err
 }
 

@@ -54,15 +54,15 @@ func WritePage(w io.Writer, views []*View) error {
 }
 
 func writePage(w io.Writer, b bundle, views []*View) error {
-	var series []string
+	var long []longData
 	for _, v := range views {
-		series = append(series, v.series)
+		long = append(long, v.long)
 	}
 	title := "Cistern"
 	if len(views) == 1 {
 		title = views[0].Name + " - Cistern"
 	}
-	return writeData(w, b, title, "traces", views, series)
+	return writeData(w, b, title, "traces", views, long)
 }
 
 // WriteDifferencePage writes the page of what grew between two runs, for each device that both have.
@@ -71,15 +71,15 @@ func WriteDifferencePage(w io.Writer, views []*DifferenceView) error {
 	if err != nil {
 		return err
 	}
-	var series []string
+	var long []longData
 	for _, v := range views {
-		series = append(series, v.series)
+		long = append(long, v.long)
 	}
-	return writeData(w, b, "Growth - Cistern", "differences", views, series)
+	return writeData(w, b, "Growth - Cistern", "differences", views, long)
 }
 
 // writeData writes a page around data, which are under a name of what is shown, and the long data of each of them.
-func writeData(w io.Writer, b bundle, title, name string, views any, series []string) error {
+func writeData(w io.Writer, b bundle, title, name string, views any, long []longData) error {
 	// encoding/json writes <, > and & as escapes, so that nothing in the data can end the script element.
 	data, err := json.Marshal(map[string]any{name: views})
 	if err != nil {
@@ -101,13 +101,30 @@ func writeData(w io.Writer, b bundle, title, name string, views any, series []st
 	if _, err := w.Write(head.Bytes()); err != nil {
 		return err
 	}
-	for i, text := range series {
-		if _, err := fmt.Fprintf(w, "<script type=\"text/plain\" id=\"cistern-series-%d\">%s</script>\n", i,
-			text); err != nil {
+	for i, l := range long {
+		if err := writeLong(w, "series", i, l.series); err != nil {
 			return err
 		}
 	}
-	_, err = fmt.Fprintf(w, "<script>%s</script>\n</body>\n</html>\n", script)
+	if _, err := fmt.Fprintf(w, "<script>%s</script>\n", script); err != nil {
+		return err
+	}
+	// The script draws the chart while a browser still reads these.
+	for i, l := range long {
+		if err := errors.Join(writeLong(w, "curves", i, l.curves), writeLong(w, "tables", i, l.tables)); err != nil {
+			return err
+		}
+	}
+	_, err = io.WriteString(w, "</body>\n</html>\n")
+	return err
+}
+
+// writeLong writes long data of a view, if there are any.
+func writeLong(w io.Writer, name string, view int, text string) error {
+	if text == "" {
+		return nil
+	}
+	_, err := fmt.Fprintf(w, "<script type=\"text/plain\" id=\"cistern-%s-%d\">%s</script>\n", name, view, text)
 	return err
 }
 

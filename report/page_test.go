@@ -42,7 +42,7 @@ func tinyPage(t *testing.T) string {
 func TestHostileTextStaysText(t *testing.T) {
 	page := tinyPage(t)
 	want := []string{"html", "head", "meta", "meta", "meta", "title", "link", "style", "body", "div", "noscript", "script",
-		"script", "script"}
+		"script", "script", "script"}
 	// What scripts hold is no markup: only "</script" ends them.
 	outside := regexp.MustCompile(`(?s)(<script[^>]*>).*?</script`).ReplaceAllString(page, "$1</script")
 	var got []string
@@ -135,7 +135,7 @@ func TestEmptyTrace(t *testing.T) {
 	tr := smallTrace()
 	tr.Events, tr.Notes = nil, nil
 	v, _ := viewOf(t, tr, nil, replay.Options{})
-	if v.Inspection.PeakLive != 0 || v.series == "" {
+	if v.Inspection.PeakLive != 0 || v.long.series == "" {
 		t.Errorf("%+v", v)
 	}
 	if m := analyze.MapAt(tr, -1); len(m.Segments) != 0 {

@@ -28,7 +28,7 @@ func TestTables(t *testing.T) {
 		more, _ := filepath.Glob(filepath.Join(dir, "*.pickle.gz"))
 		files = append(files, more...)
 	}
-	traces := []*recording.Trace{smallTrace(), labelledTrace()}
+	traces := []*recording.Trace{smallTrace(), labelledTrace(), largeTrace(2 * manyEvents)}
 	for _, path := range files {
 		f, err := open.File(path)
 		if err != nil {
@@ -54,7 +54,7 @@ func TestTables(t *testing.T) {
 		for _, at := range []int{-1, in.Peak.Event, r.IntN(len(tr.Events)), r.IntN(len(tr.Events)), len(tr.Events) - 1} {
 			moments = append(moments, expectedMoment(analyze.MomentAt(tr, at)))
 		}
-		runTables(t, node, tr.Path, map[string]any{"series": v.series, "curves": len(v.Lines), "frames": v.Frames, "libraries": v.Libraries, "frame_libraries": v.FrameLibraries,
+		runTables(t, node, tr.Path, map[string]any{"series": v.long.series, "all": v.long.curves, "tables": v.long.tables, "curves": len(v.Lines), "frames": v.Frames, "libraries": v.Libraries, "frame_libraries": v.FrameLibraries,
 			"call_kinds": v.CallKinds, "tags": v.TagNames, "threads": v.ThreadNames,
 			"events": len(tr.Events), "moments": moments, "calls": calls, "max_holders": analyze.MaxHolders})
 	}
@@ -123,7 +123,7 @@ func TestTablesOfTwoRuns(t *testing.T) {
 		for _, c := range d.Bare {
 			row(c)
 		}
-		runTables(t, node, v.Name, map[string]any{"series": v.series, "points": v.Points, "frames": v.Frames, "changes": changes,
+		runTables(t, node, v.Name, map[string]any{"series": v.long.series, "points": v.Points, "frames": v.Frames, "changes": changes,
 			"peaks": []uint64{d.A.PeakLive, d.B.PeakLive}})
 	}
 }
@@ -178,7 +178,7 @@ func TestTablesOfDriverCalls(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	runTables(t, node, "driver calls", map[string]any{"series": v.series, "curves": len(v.Lines), "frames": v.Frames,
+	runTables(t, node, "driver calls", map[string]any{"series": v.long.series, "all": v.long.curves, "tables": v.long.tables, "curves": len(v.Lines), "frames": v.Frames,
 		"libraries": v.Libraries, "frame_libraries": v.FrameLibraries, "call_kinds": v.CallKinds, "events": len(tr.Events),
 		"tags": v.TagNames, "threads": v.ThreadNames, "moments": []any{expectedMoment(analyze.MomentAt(tr, 2))},
 		"calls": []any{[]any{"cuMemAlloc", 2}, []any{"cuMemAddressReserve", 1}, []any{"cuMemAlloc (failed)", 1}, []any{"cuMemFree", 1}},

@@ -41,7 +41,10 @@ type View struct {
 	ThreadNames    []string `json:"thread_names"` // likewise
 	TopStacks      []uint32 `json:"top_stacks"`   // largest holders at the peak, as nodes of the tree of stacks
 
-	series string // base64; see encode.go
+	// Thinned says that the chart is first drawn from fewer points than there are, the rest of which come behind.
+	Thinned bool `json:"thinned"`
+
+	long longData
 }
 
 // line is one curve of the chart.
@@ -65,12 +68,11 @@ func NewView(t *recording.Trace, in *analyze.Inspection, rep *replay.Report, dri
 	for _, id := range t.Pools {
 		v.PoolNames = append(v.PoolNames, fmt.Sprintf("%d,%d", id[0], id[1]))
 	}
-	var e encoder
-	e.times(t)
 	curves := analyze.RecordedCurves(t)
+	var drawn []analyze.Curve
 	add := func(l line, c analyze.Curve) {
 		v.Lines = append(v.Lines, l)
-		e.curve(c)
+		drawn = append(drawn, c)
 	}
 	add(line{Name: "live", Kind: "live"}, curves.Live)
 	add(line{Name: "allocated", Kind: "allocated", Hidden: true}, curves.Allocated)
@@ -111,13 +113,17 @@ func NewView(t *recording.Trace, in *analyze.Inspection, rep *replay.Report, dri
 		}
 		v.ThreadNames = append(v.ThreadNames, t.ThreadName(n))
 	}
-	// Two lines: the chart is drawn from the first, before the second is unpacked.
-	chart, err := e.text()
-	if err != nil {
+	var err error
+	if v.long.tables, err = tables.text(); err != nil {
 		return nil, err
 	}
-	rest, err := tables.text()
-	v.series = chart + "\n" + rest
+	if v.long.series, err = chart(t, drawn); err != nil {
+		return nil, err
+	}
+	if v.Thinned = len(t.Events) > manyEvents; v.Thinned {
+		v.long.curves = v.long.series
+		v.long.series, err = firstChart(t, drawn)
+	}
 	return v, err
 }
 

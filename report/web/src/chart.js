@@ -16,9 +16,9 @@ const stepped = uPlot.paths.stepped({align: 1});
  * @param marks [{event, label}] events to mark with a vertical line
  * @param peakEvent where most was live
  * @param on {pick(event): a moment was chosen by a click, range(): what is shown has changed, timeOnly: events have no
- *     numbers that mean something, over: the text where a line has ended}
+ *     numbers that mean something, over: the text where a line has ended, thinned: refine will be called}
  * @return {tracks: element below the plot for what shares its x axis, shown(): {min, max, width of it in pixels},
- *     moments(list of {event, label, color})}
+ *     moments(list of {event, label, color}), refine(times, curves) with all points}
  */
 export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
   let plot = null;
@@ -26,6 +26,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
   const canvasHost = h('div', {class: 'plot'});
   const tracks = h('div', {class: 'tracks'});
   let moments = [];
+  let {thinned} = on; // lines are near enough to be drawn, but have not the values of every event
   const small = overview(timeline, lines, {range: setRange, center: (x) => zoomTo(x, range[1] - range[0])});
   const panes = h('div', {class: 'panes', tabindex: '0', role: 'group', 'aria-label':
     'Memory over time. Left and right move, plus and minus zoom, Home and End go to the ends, Escape shows the whole run.'},
@@ -46,8 +47,8 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
     const key = h('button', {type: 'button', 'aria-pressed': String(l.shown), onclick: () => {
       l.shown = !l.shown;
       key.setAttribute('aria-pressed', String(l.shown));
+      draw(); // before uPlot shows it: what is not shown has no values
       plot.setSeries(i + 1, {show: l.shown});
-      draw();
       small.draw();
     }}, lineKey(l), l.name);
     return key;
@@ -85,7 +86,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
   function draw() {
     if (!plot) return;
     const columns = Math.max(200, Math.round(plot.bbox.width / devicePixelRatio) || 800);
-    const data = timeline.data(range[0], range[1], columns);
+    const data = timeline.data(range[0], range[1], columns, lines.map((l) => l.shown));
     plot.batch(() => {
       plot.setData(data, false);
       plot.setScale('x', {min: range[0], max: range[1]});
@@ -141,7 +142,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
         setSize: [alignOverview],
         draw: [drawMarks],
       },
-    }, timeline.data(range[0], range[1], 800), canvasHost);
+    }, timeline.data(range[0], range[1], 800, lines.map((l) => l.shown)), canvasHost);
     // A click that is no drag and no double-click chooses a moment.
     let pressed = 0;
     let waiting = 0;
@@ -152,7 +153,7 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
     plot.over.addEventListener('click', (e) => {
       clearTimeout(waiting);
       if (!on.pick || e.detail > 1 || Math.abs(e.clientX - pressed) > 2) return;
-      const {event} = timeline.under(plot.posToVal(e.offsetX, 'x'), 0);
+      const event = timeline.eventAt(plot.posToVal(e.offsetX, 'x'));
       waiting = setTimeout(() => on.pick(event), 250);
     });
     plot.over.addEventListener('dblclick', () => setRange(...timeline.extent()));
@@ -190,12 +191,12 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
   }
 
   function hover(u) {
-    if (u.cursor.left < 0 || u.cursor.left === null || u.cursor.left === undefined) {
+    if (thinned || u.cursor.left < 0 || u.cursor.left === null || u.cursor.left === undefined) {
       tip.hidden = true;
       return;
     }
     const x = u.posToVal(u.cursor.left, 'x');
-    const found = timeline.under(x, (range[1] - range[0]) / u.over.clientWidth);
+    const found = timeline.under(x, (range[1] - range[0]) / u.over.clientWidth, lines.map((l) => l.shown));
     fill(tip,
       h('b', {}, duration(found.us), on.timeOnly ? '' : ` \u00b7 event ${count(found.event)}`),
       found.events > 1 && !on.timeOnly ? h('div', {class: 'muted'}, `highest of about ${count(found.events)} events here`) : null,
@@ -256,6 +257,12 @@ export function memoryChart(host, timeline, lines, marks, peakEvent, on = {}) {
   return {
     tracks,
     shown: () => ({min: range[0], max: range[1], width: Math.max(1, Math.round(tracks.clientWidth))}),
+    refine(times, curves) {
+      timeline.read(times, curves);
+      thinned = false;
+      draw();
+      small.draw();
+    },
     moments(list) {
       moments = list;
       plot.redraw(false, false);

@@ -10,7 +10,6 @@ export function columnsOf(timeline, min, max, n) {
   const edges = new Int32Array(n + 1);
   const peaks = new Int32Array(n);
   const step = (max - min) / n;
-  const values = timeline.series[0].levels[0].high;
   for (let k = 0; k <= n; k++) {
     const x = min + k * step;
     // The first entry at or behind x; the last column takes what lies on its right edge too.
@@ -20,8 +19,7 @@ export function columnsOf(timeline, min, max, n) {
     edges[k] = Math.max(k === 0 ? 0 : edges[k - 1], Math.min(timeline.us.length, p));
   }
   for (let k = 0; k < n; k++) {
-    let best = Math.max(0, edges[k] < edges[k + 1] ? edges[k] : edges[k] - 1);
-    for (let p = edges[k] + 1; p < edges[k + 1]; p++) if (values[p] > values[best]) best = p;
+    const best = edges[k] < edges[k + 1] ? timeline.series[0].highest(edges[k], edges[k + 1]) : Math.max(0, edges[k] - 1);
     peaks[k] = Math.min(best * timeline.stride, Math.max(0, timeline.events - 1));
   }
   return {edges, peaks};

@@ -6,11 +6,16 @@ export const never = 0x7fffffff;
 /** Unpacks a base64 gzip text. */
 export async function unpack(text) {
   if (typeof DecompressionStream === 'undefined') throw new Error('it needs a browser of 2023 or newer');
-  const raw = atob(text.trim());
-  const packed = new Uint8Array(raw.length);
-  for (let i = 0; i < raw.length; i++) packed[i] = raw.charCodeAt(i);
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('gzip'));
+  const stream = new Blob([fromBase64(text)]).stream().pipeThrough(new DecompressionStream('gzip'));
   return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+function fromBase64(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const raw = atob(text);
+  const all = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) all[i] = raw.charCodeAt(i);
+  return all;
 }
 
 /** A cursor over unpacked bytes. */
@@ -22,23 +27,33 @@ export class Reader {
 
   /** An unsigned integer below 2^53, seven bits a byte, low bits first. */
   uint() {
-    const buf = this.buf;
-    let b = buf[this.at++];
-    if (b < 0x80) return b;
-    let v = b & 0x7f;
-    let scale = 128;
-    do {
-      if (this.at >= buf.length) throw new Error('the page is cut short');
-      b = buf[this.at++];
+    const b = this.buf[this.at++];
+    return b < 0x80 ? b : this.#long(b & 0x7f);
+  }
+
+  /** One of several bytes: without floating point as long as it fits. */
+  #long(low) {
+    const {buf} = this;
+    let {at} = this;
+    let v = low;
+    let b = 0x80;
+    for (let shift = 7; shift < 28 && b >= 0x80; shift += 7) {
+      b = buf[at++];
+      v |= (b & 0x7f) << shift;
+    }
+    for (let scale = 2 ** 28; b >= 0x80; scale *= 128) {
+      b = buf[at++];
       v += (b & 0x7f) * scale;
-      scale *= 128;
-    } while (b >= 0x80);
+    }
+    if (at > buf.length) throw new Error('the page is cut short');
+    this.at = at;
     return v;
   }
 
   /** A signed integer: even is positive. */
   int() {
     const v = this.uint();
+    if (v < 2 ** 31) return v & 1 ? ~(v >> 1) : v >> 1;
     return v % 2 === 0 ? v / 2 : -(v + 1) / 2;
   }
 

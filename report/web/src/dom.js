@@ -18,14 +18,21 @@ export function fill(el, ...children) {
   el.replaceChildren(...children.flat().filter((c) => c !== null && c !== undefined && c !== false));
 }
 
-/** A colour of the style sheet, as it is now (light or dark). */
+const scheme = matchMedia('(prefers-color-scheme: dark)');
+const colors = new Map(); // of the scheme that they were read under
+let colorsDark = null;
+
+/** A colour of the style sheet, as it is now (light or dark). Drawing asks for many in every frame. */
 export function cssColor(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  if (colorsDark !== scheme.matches) colors.clear();
+  colorsDark = scheme.matches;
+  if (!colors.has(name)) colors.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return colors.get(name);
 }
 
 /** Calls back when the system changes between light and dark. */
 export function onScheme(f) {
-  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', f);
+  scheme.addEventListener('change', f);
 }
 
 /** Places a tooltip beside a point of the window, inside it. */

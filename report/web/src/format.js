@@ -37,8 +37,10 @@ export function unitFor(max) {
   return {name: units[i], scale};
 }
 
+const grouped = new Intl.NumberFormat('en-US'); // toLocaleString would make one each time
+
 export function count(n) {
-  return n.toLocaleString('en-US');
+  return grouped.format(n);
 }
 
 /** Microseconds as people read them. */

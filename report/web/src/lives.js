@@ -1,6 +1,6 @@
 // Any moment of a run, from when each block and each reserved range was there. A moment is the state after an event;
 // -1 is before the first. Pure functions over typed arrays: one pass over a million blocks takes milliseconds, so
-// nothing is indexed ahead.
+// nothing is indexed ahead, but for what a chart asks in every frame (columnlives.js).
 
 import {lastAtMost} from './series.js';
 
@@ -195,79 +195,4 @@ export function measure(segments) {
     gap(s.addr + s.size - at);
   }
   return m;
-}
-
-/** The group of every block: the place of its key in `order`, for those that are not there the one behind the last. */
-export function groupsOf(keys, order) {
-  const group = new Map(order.map((k, i) => [k, i]));
-  const all = new Uint8Array(keys.length);
-  for (let i = 0; i < keys.length; i++) all[i] = group.get(keys[i]) ?? order.length;
-  return all;
-}
-
-/**
- * Calls f(i, a, b) for every block of at least some bytes that is live at some of these events: those from at[a] to at[b - 1].
- * @param at rising events
- */
-function eachIn(blocks, at, least, f) {
-  if (at.length === 0) return;
-  const {from, to, size, n} = blocks;
-  const first = at[0];
-  const last = at[at.length - 1];
-  const column = new Uint16Array(last - first + 1); // of each event the first of these that is not before it
-  for (let k = 0, e = first; e <= last; e++) {
-    while (at[k] < e) k++;
-    column[e - first] = k;
-  }
-  for (let i = 0, a = 0; i < n && from[i] <= last; i++) {
-    const end = to[i];
-    if (end <= first || size[i] < least) continue;
-    while (at[a] < from[i]) a++; // blocks are in the order of their beginnings
-    if (end > at[a]) f(i, a, end > last ? at.length : column[end - first]);
-  }
-}
-
-/**
- * Live bytes of n groups at some events: an array for each.
- * @param blocks of Lives
- * @param groups of each block, below n
- * @param at rising events
- */
-export function bands(blocks, groups, n, at) {
-  const {size} = blocks;
-  const out = Array.from({length: n}, () => new Float64Array(at.length + 1));
-  eachIn(blocks, at, 0, (i, a, b) => {
-    const band = out[groups[i]];
-    band[a] += size[i];
-    band[b] -= size[i];
-  });
-  return out.map((band) => {
-    for (let k = 1; k < at.length; k++) band[k] += band[k - 1];
-    return band.subarray(0, at.length);
-  });
-}
-
-/**
- * The blocks of at least some bytes that are live at some events, oldest first: those of column k are
- * block[start[k]] to block[start[k + 1] - 1]. Their number is bounded by the bytes that are live, not by the blocks.
- * @param at rising events
- */
-export function largeBlocks(blocks, at, least) {
-  const {to} = blocks;
-  const found = [];
-  const begin = [];
-  eachIn(blocks, at, least, (i, a) => {
-    found.push(i);
-    begin.push(a);
-  });
-  const start = new Int32Array(at.length + 1);
-  const block = [];
-  let live = [];
-  for (let k = 0, next = 0; k < at.length; k++) {
-    live = live.filter((i) => to[i] > at[k]);
-    while (next < found.length && begin[next] <= k) live.push(found[next++]);
-    for (const i of live) block.push(i);
-    start[k + 1] = block.length;
-  }
-  return {start, block};
 }

@@ -32,10 +32,9 @@ async function show(index) {
   const body = h('main', {});
   const links = h('nav', {'aria-label': 'Sections'});
   root.replaceChildren(header(index), links, body);
-  const [chartText, tables] = document.getElementById(`cistern-series-${index}`).textContent.trim().split('\n');
-  const reader = new Reader(await unpack(chartText));
+  const reader = new Reader(await unpack(long('series', index)));
   if (data.differences) differences(t, reader, body);
-  else await run(t, reader, tables, body);
+  else await run(t, reader, index, body);
   fill(links, [...body.querySelectorAll('section[id]')].map((s) => h('a', {href: state.linkTo(s.id), 'data-to': s.id, onclick: (e) => {
     e.preventDefault();
     goTo(s.id);
@@ -54,7 +53,7 @@ function goTo(id) {
 }
 
 /** The page of one run. */
-async function run(t, reader, tables, body) {
+async function run(t, reader, index, body) {
   const stage = h('div', {class: 'stage'});
   const charts = h('div', {class: 'panel', id: 'chart'});
   const failed = t.failures ? failure(t) : null;
@@ -72,12 +71,17 @@ async function run(t, reader, tables, body) {
   const on = {pick: () => {}, range: () => {}};
   const chart = events > 0 ? memoryChart(charts, timeline, chartLines(t),
     t.ooms.slice(0, 20).map((o) => ({event: o.event, label: `${o.source}: OOM`})), peak.event,
-    {pick: (e) => on.pick(e), range: () => on.range()}) : null;
+    {pick: (e) => on.pick(e), range: () => on.range(), thinned: t.thinned}) : null;
   if (!chart) charts.append(h('p', {class: 'muted'}, 'The file has no events: only what was held is known.'));
   if (chart) await painted(); // the chart is there to be used while the tables below are made
   document.documentElement.dataset.painted = String(Math.round(performance.now()));
   if (chart) {
-    const rest = new Reader(await unpack(tables));
+    await parsed();
+    if (t.thinned) {
+      const all = new Reader(await unpack(long('curves', index)));
+      chart.refine(all.times(), t.lines.map(() => all.curve()));
+    }
+    const rest = new Reader(await unpack(long('tables', index)));
     const lives = new Lives(rest.stacks(), rest.blocks(), rest.segments(), rest.calls(), events, t.frame_libraries);
     lives.stackNames = rest.stackNames(lives.stacks.n);
     moments(t, body, stage, chart, on, timeline, lives);
@@ -103,6 +107,18 @@ function chartLines(t) {
 /** Whether the stacks of a driver trace are what called the driver alone. */
 function callersOnly(t, lives) {
   return t.call_kinds.some((k) => k.name.startsWith('cu')) && lives.stacks.parent.every((p) => p === 0);
+}
+
+/** Long data of a view; all but the series are behind this script. */
+function long(what, index) {
+  const found = document.getElementById(`cistern-${what}-${index}`);
+  if (!found) throw new Error('the page is cut short');
+  return found.textContent;
+}
+
+/** After the browser has read the whole page. */
+async function parsed() {
+  if (document.readyState === 'loading') await new Promise((done) => { document.addEventListener('DOMContentLoaded', done, {once: true}); });
 }
 
 /** After the next frame has been painted. */

@@ -22,7 +22,7 @@ export function overview(timeline, lines, on) {
     canvas.height = height * ratio;
     const ctx = canvas.getContext('2d', {willReadFrequently: true});
     const [from, to] = timeline.extent();
-    const data = timeline.data(from, to, Math.max(100, Math.round(width / 2)));
+    const data = timeline.data(from, to, Math.max(100, Math.round(width / 2)), lines.map((l) => l.shown));
     let top = 1;
     for (let s = 1; s < data.length; s++) {
       if (lines[s - 1].shown) for (const v of data[s]) if (v > top) top = v;

@@ -2,7 +2,7 @@
 // million events be drawn, zoomed and hovered over at once. Level 0 holds one value for every event (or the extremes of
 // every `stride` events of very long traces); each level above holds the extremes of `fan` entries below.
 
-const fan = 16;
+const fan = 8;
 
 /** The index of the last entry of a rising array that is at most x, -1 if none. */
 export function lastAtMost(array, x) {
@@ -16,67 +16,78 @@ export function lastAtMost(array, x) {
   return low - 1;
 }
 
+/** The extremes of a step function in every entry of level 0. */
+function entries({event, value}, points, stride) {
+  const low = new Float64Array(points);
+  const high = stride === 1 ? low : new Float64Array(points);
+  let k = 0;
+  let v = 0;
+  // Entry p stands for the state after the events from p*stride on; what was set before the first event counts too.
+  while (k < event.length && event[k] < 0) v = value[k++];
+  for (let p = 0; p < points; p++) {
+    const end = (p + 1) * stride;
+    // A value set at the very start of the stretch replaces the one carried in.
+    if (k < event.length && event[k] === p * stride) v = value[k++];
+    let a = v;
+    let b = v;
+    for (; k < event.length && event[k] < end; k++) {
+      v = value[k];
+      if (v < a) a = v;
+      if (v > b) b = v;
+    }
+    low[p] = a;
+    high[p] = b;
+  }
+  return {low, high};
+}
+
+/** The level above one. */
+function above({low, high}) {
+  const n = Math.ceil(low.length / fan);
+  const up = {low: new Float64Array(n), high: new Float64Array(n)};
+  for (let i = 0; i < n; i++) {
+    let a = Infinity;
+    let b = -Infinity;
+    for (let j = i * fan, end = Math.min(j + fan, low.length); j < end; j++) {
+      if (low[j] < a) a = low[j];
+      if (high[j] > b) b = high[j];
+    }
+    up.low[i] = a;
+    up.high[i] = b;
+  }
+  return up;
+}
+
 export class Series {
+  #levels = null;
+
   /**
    * @param curve {event, value} as decoded
    * @param points number of entries of level 0
    * @param stride events per entry
    */
   constructor(curve, points, stride) {
-    this.curve = curve;
-    const low = new Float64Array(points);
-    const high = stride === 1 ? low : new Float64Array(points);
-    const {event, value} = curve;
-    let k = 0;
-    let v = 0;
-    // Entry p stands for the state after the events from p*stride on; what was set before the first event counts too.
-    while (k < event.length && event[k] < 0) v = value[k++];
-    for (let p = 0; p < points; p++) {
-      const end = (p + 1) * stride;
-      let a = v;
-      let b = v;
-      let first = true;
-      while (k < event.length && event[k] < end) {
-        v = value[k];
-        // A value set at the very start of the stretch replaces the one carried in.
-        if (first && event[k] === p * stride) a = b = v;
-        else {
-          if (v < a) a = v;
-          if (v > b) b = v;
-        }
-        first = false;
-        k++;
-      }
-      low[p] = a;
-      high[p] = b;
+    Object.assign(this, {curve, points, stride});
+  }
+
+  /** Made when they are first asked for: some lines are never shown. */
+  get levels() {
+    if (!this.#levels) {
+      this.#levels = [entries(this.curve, this.points, this.stride)];
+      for (let top = this.#levels[0]; top.low.length > fan; top = this.#levels.at(-1)) this.#levels.push(above(top));
     }
-    this.levels = [{low, high}];
-    for (let from = this.levels[0]; from.low.length > fan;) {
-      const n = Math.ceil(from.low.length / fan);
-      const up = {low: new Float64Array(n), high: new Float64Array(n)};
-      for (let i = 0; i < n; i++) {
-        let a = Infinity;
-        let b = -Infinity;
-        for (let j = i * fan, end = Math.min(j + fan, from.low.length); j < end; j++) {
-          if (from.low[j] < a) a = from.low[j];
-          if (from.high[j] > b) b = from.high[j];
-        }
-        up.low[i] = a;
-        up.high[i] = b;
-      }
-      this.levels.push(up);
-      from = up;
-    }
+    return this.#levels;
   }
 
   /** The extremes of entries from to to-1 of level 0, as out.low and out.high. */
   range(from, to, out) {
+    const {levels} = this;
     let a = Infinity;
     let b = -Infinity;
     let l = 0;
     while (from < to) {
-      const {low, high} = this.levels[l];
-      while (from < to && (from % fan !== 0 || to - from < fan || l === this.levels.length - 1)) {
+      const {low, high} = levels[l];
+      while (from < to && (from % fan !== 0 || to - from < fan || l === levels.length - 1)) {
         if (low[from] < a) a = low[from];
         if (high[from] > b) b = high[from];
         from++;
@@ -93,6 +104,29 @@ export class Series {
     }
     out.low = a;
     out.high = b;
+  }
+
+  /** The first of the entries from to to-1 of level 0 that is highest. */
+  highest(from, to) {
+    const {levels} = this;
+    const out = {low: 0, high: 0};
+    this.range(from, to, out);
+    let l = 0;
+    let p = from;
+    // Up while a whole entry above is too low, and down into the first that is not.
+    while (l > 0 || levels[0].high[p] < out.high) {
+      if (levels[l].high[p] < out.high) {
+        p++;
+        while (p % fan === 0 && l < levels.length - 1) {
+          p /= fan;
+          l++;
+        }
+      } else if (l > 0) {
+        p *= fan;
+        l--;
+      }
+    }
+    return p;
   }
 
   /** The value after an event, exactly. */
@@ -112,11 +146,16 @@ export class Timeline {
    */
   constructor(times, curves, events, until) {
     this.until = until;
+    this.events = events;
+    this.byEvent = false;
+    this.read(times, curves);
+  }
+
+  /** Takes other times and curves of the same run, with more points. */
+  read(times, curves) {
     this.stride = times.stride;
     this.us = times.us;
-    this.events = events;
     this.series = curves.map((c) => new Series(c, times.us.length, times.stride));
-    this.byEvent = false;
   }
 
   /** The whole range of x. */
@@ -157,15 +196,16 @@ export class Timeline {
   /**
    * Data for uPlot: every event of [min, max] where they are few, else the extremes of every one of `columns` columns,
    * so that no peak is lost at any zoom.
+   * @param shown of each series whether it is wanted; the others have no values
    */
-  data(min, max, columns) {
+  data(min, max, columns, shown = this.series.map(() => true)) {
     const from = this.entry(min);
     const to = Math.min(this.us.length, this.entry(max) + 2); // one beyond on each side, so that lines run off the edge
     if (to - from <= columns * 2) {
       const n = to - from;
       const x = new Float64Array(n);
       for (let i = 0; i < n; i++) x[i] = this.x(from + i);
-      return [x, ...this.series.map((s, k) => this.ended(k, x, s.levels[0].high.subarray(from, to)))];
+      return [x, ...this.series.map((s, k) => (shown[k] ? this.ended(k, x, s.levels[0].high.subarray(from, to)) : []))];
     }
     const step = (max - min) / columns;
     const edges = new Int32Array(columns + 1);
@@ -179,6 +219,7 @@ export class Timeline {
     }
     const out = {low: 0, high: 0};
     return [x, ...this.series.map((s, series) => {
+      if (!shown[series]) return [];
       const y = new Float64Array(columns * 2);
       const first = s.levels[0];
       for (let k = 0; k < columns; k++) {
@@ -202,13 +243,13 @@ export class Timeline {
 
   /**
    * Values under the cursor: of the event there, or the highest of the events that share its column of width dx; null
-   * for a series that has ended.
+   * for a series that has ended, and for one that is not shown.
    */
-  under(x, dx) {
+  under(x, dx, shown = this.series.map(() => true)) {
     const a = this.entry(x - dx / 2);
     const b = this.entry(x + dx / 2);
     const event = this.eventAt(x);
-    const over = (k) => this.until[k] !== null && event > this.until[k];
+    const over = (k) => !shown[k] || (this.until[k] !== null && event > this.until[k]);
     const us = this.us[this.entry(x)];
     if (b - a <= 1) return {event, events: 1, us, values: this.series.map((s, k) => (over(k) ? null : s.at(event)))};
     const out = {low: 0, high: 0};

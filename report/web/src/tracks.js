@@ -4,7 +4,7 @@
 import {mix, pixel} from './color.js';
 import {bytes, count, duration, hex} from './format.js';
 import {cssColor, fill, h, onScheme, placeTip, topFrames} from './dom.js';
-import {bands, groupsOf, largeBlocks} from './lives.js';
+import {ColumnLives, groupsOf} from './columnlives.js';
 import {callTotals, callsByColumn, columnsOf} from './columns.js';
 import * as state from './state.js';
 
@@ -23,6 +23,7 @@ function track(chart, title, height, tools, hover) {
   const canvas = h('canvas', {class: 'track', height, role: 'img', 'aria-label': title, css: {'--tall': `${height}px`}});
   const tip = h('div', {class: 'tip', hidden: true});
   const axis = h('div', {class: 'axis', 'aria-hidden': 'true', css: {'--tall': `${height}px`}});
+  let ends = '';
   chart.tracks.append(h('div', {class: 'bar track-title'}, h('h3', {}, title), ...tools), h('div', {class: 'strip'}, axis, canvas), tip);
   canvas.addEventListener('mouseleave', () => {
     tip.hidden = true;
@@ -36,16 +37,22 @@ function track(chart, title, height, tools, hover) {
     placeTip(tip, e.clientX, e.clientY);
   });
   return {
-    /** The context of the canvas, for this many columns. */
+    /** The context of the canvas, empty, for this many columns. */
     context(width) {
       const ratio = devicePixelRatio || 1;
-      canvas.width = width * ratio;
-      canvas.height = height * ratio;
       const ctx = canvas.getContext('2d');
-      ctx.scale(ratio, ratio);
+      const [wide, tall] = [Math.floor(width * ratio), Math.floor(height * ratio)];
+      if (canvas.width !== wide || canvas.height !== tall) {
+        canvas.width = wide; // another size takes new memory
+        canvas.height = tall;
+      }
+      ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
+      ctx.clearRect(0, 0, width + 1, height + 1);
       return ctx;
     },
     ends(...labels) { // top to bottom
+      if (labels.join('\n') === ends) return;
+      ends = labels.join('\n');
       fill(axis, ...labels.map((x) => h('span', {}, x)));
     },
     canvas,
@@ -70,15 +77,17 @@ export function liveTracks(timeline, lives, peak, by, chart, said) {
   const single = track(chart, 'Single allocations', blockHeight, [note], overBlocks);
   let kind = by[0];
   let order = [];
-  let groups = null; // of each block
+  const columns = new ColumnLives(lives.blocks, lives.events);
   let shown = null; // what the last drawing was made of
+  let keyed = ''; // the bands that the legend has
   let pointed = -1; // block under the pointer
 
   function choose() {
     kind = by.find((x) => x.key === chosen.value);
     state.set({bands: kind === by[0] ? null : kind.key});
     order = [...lives.sums(peak, kind.key)].sort((a, b) => b[1].bytes - a[1].bytes).slice(0, mostBands).map(([k]) => k);
-    groups = groupsOf(lives.keys(kind.key), order);
+    keyed = '';
+    columns.group(groupsOf(lives.keys(kind.key), order), order.length + 1);
     draw();
   }
 
@@ -89,7 +98,7 @@ export function liveTracks(timeline, lives, peak, by, chart, said) {
   function draw() {
     const {min, max, width} = chart.shown();
     const {peaks} = columnsOf(timeline, min, max, width);
-    const values = bands(lives.blocks, groups, order.length + 1, peaks);
+    const values = columns.bands(peaks);
     const total = new Float64Array(width);
     for (const band of values) for (let k = 0; k < width; k++) total[k] += band[k];
     const top = total.reduce((a, b) => Math.max(a, b), 1);
@@ -110,18 +119,26 @@ export function liveTracks(timeline, lives, peak, by, chart, said) {
       ctx.fillStyle = cssColor(color(g));
       const broad = (k) => Math.min(band[Math.max(0, k - 25)], band[k], band[Math.min(width - 1, k + 25)]);
       let widest = 0;
+      const y = (k) => bandHeight - (below[k] / top) * tall;
+      ctx.beginPath(); // along its lower edge and back along the upper
       for (let k = 0; k < width; k++) {
-        if (band[k] <= 0) continue;
-        const from = (below[k] / top) * tall;
-        below[k] += band[k];
-        ctx.fillRect(k, bandHeight - (below[k] / top) * tall, 1.02, (below[k] / top) * tall - from);
-        if (broad(k) > broad(widest)) widest = k;
+        ctx.lineTo(k, y(k));
+        ctx.lineTo(k + 1, y(k));
       }
+      for (let k = width - 1; k >= 0; k--) {
+        below[k] += band[k];
+        ctx.lineTo(k + 1, y(k));
+        ctx.lineTo(k, y(k));
+      }
+      ctx.fill();
+      for (let k = 0; k < width; k++) if (broad(k) > broad(widest)) widest = k;
       let end = widest;
       while (end < width - 1 && broad(end + 1) >= 0.95 * broad(widest)) end++;
       label(ctx, short(g), (widest + end) / 2, bandHeight - ((below[widest] - band[widest] / 2) / top) * tall, (broad(widest) / top) * tall);
     }
     banded.ends(bytes(top), '0');
+    if (drawn.join() === keyed) return;
+    keyed = drawn.join();
     fill(legend, drawn.map((g) => h('span', {title: name(g)}, h('i', {css: {'--key': `var(${color(g)})`}}),
       h('span', {class: 'clip'}, short(g)))));
   }
@@ -144,7 +161,7 @@ export function liveTracks(timeline, lives, peak, by, chart, said) {
   function layOut() {
     const {peaks, top, total, width} = shown;
     const least = top / (blockHeight * 4);
-    const {start, block} = largeBlocks(lives.blocks, peaks, least);
+    const {start, block} = columns.large(peaks, least);
     const rest = Float64Array.from(total);
     for (let k = 0; k < width; k++) for (let i = start[k]; i < start[k + 1]; i++) rest[k] -= lives.blocks.size[block[i]];
     Object.assign(shown, {start, block, rest, least});
@@ -178,9 +195,9 @@ export function liveTracks(timeline, lives, peak, by, chart, said) {
         const b = block[i];
         sum += size[b];
         const end = tall - Math.round((sum / top) * tall);
-        const c = b === pointed ? hit : shades[groups[b]][b % 3];
+        const c = b === pointed ? hit : shades[columns.groups[b]][b % 3];
         for (let p = end; p < y; p++) out[p * wide + x] = c;
-        if (y - end > 2) out[end * wide + x] = edges[groups[b]];
+        if (y - end > 2) out[end * wide + x] = edges[columns.groups[b]];
         y = end;
       }
     }

@@ -39,11 +39,12 @@ export async function run(...tests) {
   process.exit(wrong.length ? 1 : 0);
 }
 
-/** A page, opened offline, with everything it says or asks for held against it. */
-export async function open(path, options = {}, hash = '') {
+/** A page, opened offline, with everything it says or asks for held against it. `first` runs in it before its own script. */
+export async function open(path, options = {}, hash = '', first = () => {}) {
   const context = await browser.newContext({viewport: {width: 1280, height: 900}, offline: true, ...options});
   context.setDefaultTimeout(timeout);
   const page = await context.newPage();
+  await page.addInitScript(first);
   const url = pathToFileURL(path).href;
   page.on('console', (m) => {
     if (m.text().includes('willReadFrequently')) return; // the test's own readback

@@ -2,7 +2,8 @@
 
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import {Lives, bands, groupsOf, largeBlocks, measure, sizeRange} from '../src/lives.js';
+import {Lives, measure, sizeRange} from '../src/lives.js';
+import {ColumnLives, groupsOf} from '../src/columnlives.js';
 import {callTotals, callsByColumn, columnsOf} from '../src/columns.js';
 import {Fold, groupTree, heldAt, heldBetween, noStack, stackTree} from '../src/tree.js';
 import {mix, shadeOf} from '../src/color.js';
@@ -107,8 +108,10 @@ test('the address map has every live block once, and adds up', () => {
 
 test('bands add up to what is live, each to its own', () => {
   const {list, lives} = randomLives(4);
-  for (const at of [[0, 5, 5, 17, 100, 399], [...Array(events).keys()], [200], [7, 7]]) {
-    const out = bands(lives.blocks, groupsOf(lives.keys('pool'), [2, 0]), 3, Int32Array.from(at));
+  const columns = new ColumnLives(lives.blocks, events);
+  columns.group(groupsOf(lives.keys('pool'), [2, 0]), 3);
+  for (const at of [[0, 5, 5, 17, 100, 399], [...Array(events).keys()], [200], [7, 7], [-1], []]) {
+    const out = columns.bands(Int32Array.from(at));
     at.forEach((e, k) => {
       const of = (f) => total(liveAt(list, e).filter(f));
       assert.deepEqual(out.map((band) => band[k]), [of((b) => b.pool === 2), of((b) => b.pool === 0), of((b) => b.pool === 1)], `event ${e}`);
@@ -269,9 +272,10 @@ test('numbers are written as the command writes them: of two that are equally ne
 
 test('large blocks of columns, oldest first', () => {
   const {lives} = randomLives(11);
-  const at = Int32Array.from({length: 60}, (_, k) => Math.floor((k * 399) / 59));
-  for (const least of [0, 1 << 19, 1 << 40]) {
-    const {start, block} = largeBlocks(lives.blocks, at, least);
+  const columns = new ColumnLives(lives.blocks, events);
+  const even = (from, n) => Int32Array.from({length: n}, (_, k) => from + Math.floor((k * (399 - from)) / Math.max(1, n - 1)));
+  for (const [at, least] of [[even(0, 60), 0], [even(0, 60), 1 << 19], [even(0, 60), 2 ** 40], [even(250, 7), 0], [even(390, 5), 1 << 19], [even(0, 0), 0]]) {
+    const {start, block} = columns.large(at, least);
     at.forEach((e, k) => {
       const want = [];
       for (let i = 0; i < lives.blocks.n; i++) if (lives.blocks.size[i] >= least && lives.blocks.from[i] <= e && lives.blocks.to[i] > e) want.push(i);

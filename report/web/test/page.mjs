@@ -384,8 +384,31 @@ async function panned(page) {
   }));
 }
 
+/** What is painted first looks like what all of the data make of it, but for the marks of moments, which come later. */
+async function firstPaint(t) {
+  const page = await open(t.page, {viewport: {width: 1000, height: 900}}, '', () => { // in one column, before and after
+    new MutationObserver(() => {
+      if (!document.documentElement.dataset.painted || window.first) return;
+      const canvas = document.querySelector('#chart .u-wrap canvas');
+      window.first = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+    }).observe(document, {subtree: true, attributes: true, attributeFilter: ['data-painted']});
+  });
+  const seen = await page.evaluate(() => {
+    const {first} = window;
+    const canvas = document.querySelector('#chart .u-wrap canvas');
+    const last = canvas.getContext('2d').getImageData(0, 0, first.width, first.height);
+    const [a, b] = [first, last].map((image) => new Uint32Array(image.data.buffer));
+    const painted = a.reduce((n, v) => n + (v >>> 24 > 0), 0);
+    return {painted: painted / a.length, other: a.reduce((n, v, i) => n + (v !== b[i]), 0) / a.length};
+  });
+  check(seen.painted > 0.05, `only ${seen.painted} of the first chart has a colour`);
+  check(seen.other < 0.02, `${seen.other} of the first chart is another later`);
+  await page.context().close();
+}
+
 async function large() {
   at('a million allocations');
+  await firstPaint(expect.large);
   const t = expect.large;
   let seen = await timed(t);
   const slow = (s) => s.painted >= t.painted_ms || s.ready >= t.ready_ms || s.longest >= t.frame_ms || s.pan >= t.pan_ms;

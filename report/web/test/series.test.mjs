@@ -64,6 +64,7 @@ test('the extremes of any range', () => {
       high = Math.max(high, want[e]);
     }
     assert.deepEqual({low: out.low, high: out.high}, {low, high}, `events ${from} to ${to}`);
+    assert.equal(s.highest(from, to), want.indexOf(high, from), `events ${from} to ${to}`);
   }
 });
 

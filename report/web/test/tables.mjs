@@ -4,21 +4,23 @@
 import assert from 'node:assert/strict';
 import {readFileSync} from 'node:fs';
 import {Reader, unpack} from '../src/decode.js';
+import {Timeline} from '../src/series.js';
 import {Lives, measure, sizeRange} from '../src/lives.js';
 import {callTotals} from '../src/columns.js';
 import {groupTree, heldAt, stackTree} from '../src/tree.js';
 
 const want = JSON.parse(readFileSync(process.argv[2], 'utf8'));
-const [chart, rest] = want.series.split('\n');
-let reader = new Reader(await unpack(chart));
+let reader = new Reader(await unpack(want.series));
 if (want.changes) {
   twoRuns();
   process.exit(0);
 }
-reader.times();
-for (let i = 0; i < want.curves; i++) reader.curve();
-assert.equal(reader.at, reader.buf.length, 'bytes are left over');
-reader = new Reader(await unpack(rest));
+const first = timeline();
+if (want.all) {
+  reader = new Reader(await unpack(want.all));
+  near(first, timeline());
+}
+reader = new Reader(await unpack(want.tables));
 const lives = new Lives(reader.stacks(), reader.blocks(), reader.segments(), reader.calls(), want.events, want.frame_libraries);
 const called = reader.stackNames(lives.stacks.n);
 assert.equal(reader.at, reader.buf.length, 'bytes are left over');
@@ -26,6 +28,28 @@ const byName = (list) => [...list].sort((a, b) => (a[0] < b[0] ? -1 : 1));
 const totals = callTotals(lives.calls, want.call_kinds);
 assert.deepEqual(byName(totals.map((x) => [x.name, x.calls])), byName(want.calls ?? []));
 if (want.timed) assert.deepEqual(totals.map((x) => [x.name, x.does, x.bytes, x.took]), want.timed);
+
+/** What a chart is drawn from. */
+function timeline() {
+  const times = reader.times();
+  const all = new Timeline(times, Array.from({length: want.curves}, () => reader.curve()), want.events, Array(want.curves).fill(null));
+  assert.equal(reader.at, reader.buf.length, 'bytes are left over');
+  return all;
+}
+
+/** What a chart is first drawn from is as long and as high as all, and in every one of many columns about as high. */
+function near(first, all) {
+  assert.ok(first.us.length <= 16384 && all.us.length > first.us.length);
+  assert.deepEqual(first.extent(), all.extent());
+  const [x, ...lines] = first.data(...first.extent(), 500);
+  const [, ...wanted] = all.data(...first.extent(), 500);
+  lines.forEach((y, s) => {
+    const high = Math.max(...wanted[s]);
+    assert.equal(Math.max(...y), high);
+    const off = x.filter((_, k) => Math.abs(y[k] - wanted[s][k]) > high / 100).length;
+    assert.ok(off < x.length / 100, `line ${s} is another at ${off} of ${x.length} points`);
+  });
+}
 
 const byBytes = (a, b) => b[1] - a[1] || b[2] - a[2] || (String(a[0]) < String(b[0]) ? -1 : 1);
 for (const m of want.moments) {
