@@ -292,15 +292,15 @@ static int of_context(int call) {
 	return 0;
 }
 
-// The devices that were told of in this process. The number of a device differs from process to process.
-static uint8_t told[MOST_DEVICES];
+// The devices whose records were sent in this process. The number of a device differs from process to process.
+static uint8_t sent[MOST_DEVICES];
 
-// tell_device says which device a number means, before the first call that has it: so the note that it was told of comes last, and
-// two threads may tell it twice.
-static void tell_device(int device) {
+// send_device says which device a number means, before the first call that has it: so that the record was sent is noted last, and
+// two threads may send it twice.
+static void send_device(int device) {
 	unsigned char what[16 + 100];
 	size_t total = 0, name = 0;
-	if (device < 0 || device >= MOST_DEVICES || __atomic_load_n(&told[device], __ATOMIC_RELAXED) || helpers.device_get_uuid == NULL)
+	if (device < 0 || device >= MOST_DEVICES || __atomic_load_n(&sent[device], __ATOMIC_RELAXED) || helpers.device_get_uuid == NULL)
 		return;
 	memset(what, 0, sizeof what);
 	if (helpers.device_get_uuid(what, device) != 0)
@@ -315,7 +315,7 @@ static void tell_device(int device) {
 	s.size = total;
 	text(&s, (char *)what, 16 + name);
 	if (put(&s))
-		__atomic_store_n(&told[device], 1, __ATOMIC_RELEASE);
+		__atomic_store_n(&sent[device], 1, __ATOMIC_RELEASE);
 }
 
 HIDDEN void finish(struct event *e, int result) {
@@ -336,7 +336,7 @@ HIDDEN void finish(struct event *e, int result) {
 	s.extra = e->extra;
 	s.result = result;
 	s.device = e->device != -2 ? e->device : current_device();
-	tell_device(s.device);
+	send_device(s.device);
 	if (result == 2 && e->extra == 0 && helpers.mem_get_info != NULL) {
 		size_t free = 0, total = 0;
 		if (helpers.mem_get_info(&free, &total) == 0)
