@@ -308,7 +308,9 @@ func (c *client) handle(ctx context.Context, m protocol.Message, asked *sync.Wai
 	case protocol.Gave:
 		c.b.gave(c, m)
 	case protocol.Paused:
-		c.pausings.answered(m)
+		c.b.paused(c, m)
+	case protocol.Pausable:
+		return c.pausable(m)
 	case protocol.Query:
 		slot, err := c.slot(m)
 		if err != nil {
@@ -510,7 +512,7 @@ func (b *Broker) entries(by *client) (all []protocol.Entry) {
 			}
 			all = append(all, protocol.Entry{Client: uint64(a.Client), PID: c.pid, UID: c.uid, Name: c.name, Label: c.label, Cgroup: protocol.Clean(c.cgroup, mostListed), Version: c.version,
 				Device: UUID(b.uuids[slot]), Total: b.ledger.Total(slot), Reserved: a.Status.Reserved, Active: a.Status.Active, Cached: a.Status.Cached,
-				Pinned: a.Status.Pinned, Paused: a.Status.Paused, Floor: max(a.Policy.Min, a.Status.Floor(a.Hold)), Granted: a.Granted, Gave: a.Gave, Got: a.Got,
+				Pinned: a.Status.Pinned, Paused: a.Status.Paused, Pausable: a.Pausable, Pauses: a.Pauses, Floor: max(a.Policy.Min, a.Status.Floor(a.Hold)), Granted: a.Granted, Gave: a.Gave, Got: a.Got,
 				Refaults: a.Refaults, Missed: a.Missed, Skipped: b.ledger.Mute(a.Client), Min: a.Policy.Min, High: a.Policy.High, Max: a.Policy.Max,
 				Weight: a.Policy.Weight, Priority: a.Policy.Priority, Decay: a.Policy.Decay.Seconds()})
 		}

@@ -17,6 +17,7 @@ type Grant struct {
 	need     uint64
 	promised uint64 // that others were asked for and have not answered
 	got      uint64 // that others released
+	left     uint64 // that the driver had free for the grants of others when it began
 }
 
 // Part is what one victim is asked for on behalf of a grant.
@@ -101,8 +102,8 @@ func (l *Ledger) Decide(now time.Duration, id uint64) Decision {
 	case c.spare+c.pausable >= need:
 		parts := c.pause(id, g)
 		return Decision{Verdict: Take, Parts: append(parts, c.take(id, g)...)}
-	case could < need && c.spare+l.standing(g) >= need:
-		return Decision{Verdict: Wait, Why: "others have not said yet that they created what they were granted"}
+	case could < need && less(need, c.spare) <= g.left && l.standing(g):
+		return Decision{Verdict: Wait, Why: "free memory is left to grants of other processes"}
 	case could < need:
 		return Decision{Verdict: Refuse, Why: fmt.Sprintf("other clients have %s reserved above their minimum", units.FormatBytes(could))}
 	case now < l.clients[g.client].vain:
@@ -141,14 +142,22 @@ func (c *choice) consider(a *Account) {
 	}
 }
 
-// standing is what others were granted of the device: what they have created of it counts against the asker until they say so.
-func (l *Ledger) standing(g *Grant) (n uint64) {
+// standing reports whether others were granted memory of the device. What they have created of it counts against the asker until they
+// say so.
+func (l *Ledger) standing(g *Grant) bool {
 	for _, x := range l.grants {
-		if x.slot == g.slot && x.client != g.client {
-			n += x.got
+		if x.slot == g.slot && x.client != g.client && x.got > 0 {
+			return true
 		}
 	}
-	return n
+	return false
+}
+
+// Leaves notes what the driver has free that the asker leaves to the grants of others.
+func (l *Ledger) Leaves(id uint64, bytes uint64) {
+	if g := l.grants[id]; g != nil {
+		g.left = bytes
+	}
 }
 
 // take chooses, and notes what is asked for.

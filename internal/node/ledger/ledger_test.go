@@ -357,6 +357,7 @@ type oracleClient struct {
 type oracleGrant struct {
 	client    ClientID
 	need, got uint64
+	left      uint64
 }
 
 func (o *oracle) asked(c ClientID) (n uint64) {
@@ -494,7 +495,8 @@ func random(t *testing.T, seed uint64, steps int) {
 			if !ok || delay < 0 {
 				t.Fatalf("step %d: %v %v", step, delay, ok)
 			}
-			o.grants[id] = &oracleGrant{client: c, need: need}
+			o.grants[id] = &oracleGrant{client: c, need: need, left: r.Uint64N(gib) * r.Uint64N(2)}
+			l.Leaves(id, o.grants[id].left)
 		case op < 75:
 			id := grant()
 			if id == 0 {
@@ -612,7 +614,7 @@ func (o *oracle) decide(t *testing.T, l *Ledger, now time.Duration, id uint64, s
 		}
 	case Wait, Refuse:
 		if unused+inUse >= need && need > 0 && !open || taken > 0 || d.Why == "" ||
-			(d.Verdict == Wait) != (could >= need && now >= l.clients[g.client].vain || could < need && unused+o.standing(g) >= need) {
+			(d.Verdict == Wait) != (could >= need && now >= l.clients[g.client].vain || could < need && unused+g.left >= need && o.standing(g) > 0) {
 			t.Fatalf("step %d: %v, though %d are unused of %d, %d in all", step, d.Verdict, unused, need, could)
 		}
 	}

@@ -126,12 +126,17 @@ func TestWaitsForOthersGrants(t *testing.T) {
 	w := newWorld(t, protocol.Status{}, idle(4*gib), protocol.Status{})
 	first, _, _, parts := w.ask(1, 4*gib)
 	w.all(parts)
-	second, v, _, _ := w.ask(3, 4*gib)
-	if v != Wait {
-		t.Error(v)
+	second, v, _, _ := w.ask(3, 6*gib)
+	if v != Refuse {
+		t.Error("nothing is left to others: ", v)
 	}
-	if _, v, _, _ = w.ask(3, 5*gib); v != Refuse {
-		t.Error("more than is granted: ", v)
+	w.Leaves(second, 5*gib)
+	if d := w.Decide(w.now, second); d.Verdict != Refuse {
+		t.Error("less than it needs is left to others: ", d)
+	}
+	w.Leaves(second, 6*gib)
+	if d := w.Decide(w.now, second); d.Verdict != Wait {
+		t.Error(d)
 	}
 	w.End(first)
 	if d := w.Decide(w.now, second); d.Verdict != Refuse {
