@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -480,7 +481,10 @@ func list[T any](c *client, id uint64, items []T, err error) {
 // operates reports whether a user may see and change everything: root, and the broker's own.
 func operates(uid uint32) bool { return uid == 0 || uid == uint32(os.Geteuid()) }
 
-// set adds a rule until the broker ends.
+// mostSet bounds the rules that commands add.
+const mostSet = 1000
+
+// set adds a rule until the broker ends. It takes the place of one with the same conditions and keys.
 func (b *Broker) set(c *client, text string) error {
 	if !operates(c.uid) {
 		return errors.New("only root and the broker's user change the policy")
@@ -490,9 +494,17 @@ func (b *Broker) set(c *client, text string) error {
 		return err
 	}
 	b.setRules(func() *policy.Policy {
+		b.extra = slices.DeleteFunc(b.extra, func(o policy.Rule) bool { return r.Replaces(&o) })
+		if len(b.extra) == mostSet {
+			err = fmt.Errorf("commands have set %d rules, the most: write rules into the policy's file (cistern serve --policy FILE)", mostSet)
+			return b.rules
+		}
 		b.extra = append(b.extra, r)
-		return b.rules.With(r)
+		return b.file.With(b.extra)
 	})
+	if err != nil {
+		return err
+	}
 	b.log.Info("policy set", "uid", c.uid, "pid", c.pid, "rule", r.String())
 	return nil
 }
