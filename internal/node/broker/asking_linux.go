@@ -512,11 +512,10 @@ func (a *asking) about(q *question, r answer) string {
 	case r.took < 0:
 		return fmt.Sprintf("%s did not answer within %v", who, r.within.Round(time.Millisecond))
 	}
-	did := "released"
+	words := fmt.Sprintf("%s released %s of %s in %v", who, units.FormatBytes(r.released), units.FormatBytes(q.part.Bytes), r.took.Round(100*time.Microsecond))
 	if q.part.Pause {
-		did = "paused, which released"
+		words = fmt.Sprintf("%s paused, which released %s, in %v", who, units.FormatBytes(r.released), r.took.Round(100*time.Microsecond))
 	}
-	words := fmt.Sprintf("%s %s %s of %s in %v", who, did, units.FormatBytes(r.released), units.FormatBytes(q.part.Bytes), r.took.Round(100*time.Microsecond))
 	if r.words != "" {
 		words += " (" + r.words + ")"
 	}
