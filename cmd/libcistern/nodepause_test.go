@@ -194,7 +194,9 @@ func TestNodeAutoPause(t *testing.T) {
 	trainer.must("alloc 1 500")
 	allowed := func(mib uint64) {
 		t.Helper()
-		n.until(trainer, "it says what may be paused", func(e protocol.Entry) bool { return e.Pausable == mib<<20 })
+		n.until(trainer, "it says what may be paused", func(e protocol.Entry) bool {
+			return e.Pausable == mib<<20 && e.Reserved >= mib<<20 // what it has reserved is as old as its status segment
+		})
 	}
 	fails := func(mib int, when string) {
 		t.Helper()
