@@ -102,6 +102,13 @@ func TestAutoPause(t *testing.T) {
 	if ok, note := asker.grow(3*gib, 10*time.Second); !ok || o.paused() != 0 {
 		t.Fatal("the cache of others suffices: ", ok, o.paused(), note)
 	}
+	cached.has(0, 0)
+	asker.has(4*gib, 4*gib)
+	eventually(t, "there is no cache", func() bool { return n.entry("cached").Reserved == 0 })
+	asker.c.Grown(0) // nothing is paused for what the driver is to keep free
+	if o.paused() != 0 {
+		t.Error("a pause for headroom")
+	}
 	ok, note := asker.grow(4*gib, 10*time.Second)
 	if !ok || o.paused() != 1 || !strings.Contains(note, "paused, which released") {
 		t.Fatal(ok, o.paused(), note)

@@ -216,16 +216,23 @@ func (c *Client) admit(d *device, size, mine uint64) bool {
 
 // Ask asks the broker for memory of other processes, and waits for the answer.
 func (c *Client) Ask(dev cuda.Device, need uint64, wait time.Duration) (granted uint64, note string) {
+	return c.ask(dev, protocol.Message{Kind: protocol.Ask, Bytes: need, Wait: wait})
+}
+
+// ask is that for a question, of which the device is left out.
+func (c *Client) ask(dev cuda.Device, m protocol.Message) (granted uint64, note string) {
 	l, d := c.link.Load(), c.device(dev)
 	if l == nil || d == nil || d.slot.Load() < 0 {
 		_, why := c.Connected()
 		return 0, why
 	}
+	need, wait := m.Bytes, m.Wait
 	f := c.free(d, need)
 	d.mine.Add(need)
 	counted := uint64(0) // of what the segment shows
 	defer func() { d.mine.Add(counted - need) }()
-	id, p, err := c.question(l, protocol.Message{Kind: protocol.Ask, Slot: uint64(d.slot.Load()), Bytes: need, Wait: wait, Keep: f.left})
+	m.Slot, m.Keep = uint64(d.slot.Load()), f.left
+	id, p, err := c.question(l, m)
 	if err != nil {
 		return 0, err.Error()
 	}
@@ -354,7 +361,7 @@ func (c *Client) Grown(dev cuda.Device) {
 	if now := time.Now(); err != nil || free >= keep || now.UnixNano() < d.spared.Load() {
 		return
 	}
-	granted, _ := c.Ask(dev, keep-free, 0)
+	granted, _ := c.ask(dev, protocol.Message{Kind: protocol.Ask, Bytes: keep - free, Limit: protocol.OnlyUnused})
 	if granted == 0 {
 		d.spared.Store(time.Now().Add(noHeadroom).UnixNano())
 		return

@@ -18,6 +18,7 @@ type Grant struct {
 	promised uint64 // that others were asked for and have not answered
 	got      uint64 // that others released
 	left     uint64 // that the driver had free for the grants of others when it began
+	noPause  bool   // for it
 }
 
 // Part is what one victim is asked for on behalf of a grant.
@@ -99,7 +100,7 @@ func (l *Ledger) Decide(now time.Duration, id uint64) Decision {
 	switch {
 	case c.spare >= need:
 		return Decision{Verdict: Take, Parts: c.take(id, g)}
-	case c.spare+c.pausable >= need:
+	case c.spare+c.pausable >= need && !g.noPause:
 		parts := c.pause(id, g)
 		return Decision{Verdict: Take, Parts: append(parts, c.take(id, g)...)}
 	case could < need && less(need, c.spare) <= g.left && l.standing(g):
@@ -151,6 +152,13 @@ func (l *Ledger) standing(g *Grant) bool {
 		}
 	}
 	return false
+}
+
+// OnlyUnused has nothing be paused for a grant.
+func (l *Ledger) OnlyUnused(id uint64) {
+	if g := l.grants[id]; g != nil {
+		g.noPause = true
+	}
 }
 
 // Leaves notes what the driver has free that the asker leaves to the grants of others.

@@ -358,6 +358,7 @@ type oracleGrant struct {
 	client    ClientID
 	need, got uint64
 	left      uint64
+	noPause   bool
 }
 
 func (o *oracle) asked(c ClientID) (n uint64) {
@@ -495,8 +496,10 @@ func random(t *testing.T, seed uint64, steps int) {
 			if !ok || delay < 0 {
 				t.Fatalf("step %d: %v %v", step, delay, ok)
 			}
-			o.grants[id] = &oracleGrant{client: c, need: need, left: r.Uint64N(gib) * r.Uint64N(2)}
-			l.Leaves(id, o.grants[id].left)
+			o.grants[id] = &oracleGrant{client: c, need: need, left: r.Uint64N(gib) * r.Uint64N(2), noPause: r.IntN(4) == 0}
+			if l.Leaves(id, o.grants[id].left); o.grants[id].noPause {
+				l.OnlyUnused(id)
+			}
 		case op < 75:
 			id := grant()
 			if id == 0 {
@@ -586,6 +589,9 @@ func (o *oracle) decide(t *testing.T, l *Ledger, now time.Duration, id uint64, s
 		pausable[c] = o.pausable(now, c, spare[c])
 		inUse += pausable[c]
 		could += less(x.status.Reserved, x.policy.Min)
+	}
+	if g.noPause {
+		inUse, pausable = 0, map[ClientID]uint64{}
 	}
 	need, open := less(g.need, g.got), o.promised(id) > 0
 	d := l.Decide(now, id)

@@ -23,7 +23,8 @@
 //	Join      client   ID, UUID, Total: the client uses a device
 //	Joined    broker   ID, Slot in the grants, Limit
 //	Limit     broker   Slot, Limit: the client's max, 0 for none
-//	Ask       client   ID, Slot, Bytes, Wait: for memory of others; Keep: the driver's free memory that it leaves to their grants
+//	Ask       client   ID, Slot, Bytes, Wait: for memory of others; Keep: the driver's free memory that it leaves to their grants;
+//	                   Limit (1: for unused memory only: nothing is paused for it)
 //	Granted   broker   ID, Slot, Bytes, Text for the report of a failed request
 //	Done      client   ID, Slot: the request that asked is over
 //	GiveBack  broker   ID, Slot, Bytes, Keep, Hold: release unused memory; 0 bytes: only say what there is
@@ -106,6 +107,9 @@ const (
 	Objects
 	Pausable
 )
+
+// OnlyUnused is Limit of an Ask for which nothing is paused.
+const OnlyUnused = 1
 
 // What Pausing asks for, in Keep.
 const (
