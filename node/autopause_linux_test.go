@@ -50,10 +50,10 @@ func TestAutoPause(t *testing.T) {
 	op, err := control.Dial(socket)
 	must(t, err)
 	defer op.Close()
-	a, err := p.d.Alloc(600*mib, p.st)
+	a, err := p.d.Alloc(100*mib, p.st)
 	must(t, err)
 	contents := []string{"weights at the beginning", "and at the end"}
-	ends := []cuda.Ptr{a, a + 600*mib - 64}
+	ends := []cuda.Ptr{a, a + 100*mib - 64}
 	for i, at := range ends {
 		p.write(t, at, contents[i])
 	}
@@ -61,7 +61,7 @@ func TestAutoPause(t *testing.T) {
 	fails := func(when string) {
 		t.Helper()
 		var oom *cistern.OutOfMemoryError
-		if _, err := hasty.d.Alloc(700*mib, hasty.st); !errors.As(err, &oom) || paused() != 0 {
+		if _, err := hasty.d.Alloc(1000*mib, hasty.st); !errors.As(err, &oom) || paused() != 0 {
 			t.Fatalf("%s: %v, %d paused", when, err, paused())
 		}
 	}
@@ -72,7 +72,7 @@ func TestAutoPause(t *testing.T) {
 	must(t, n.DenyPause(0))
 
 	must(t, n.AllowAutoPause(0, cistern.Selection{}, cistern.PauseOptions{}))
-	entryOf(t, op, "trainer", 600*mib)
+	entryOf(t, op, "trainer", 100*mib)
 	pool, err := p.d.NewPool(cistern.PoolID{1, 1})
 	must(t, err)
 	must(t, p.d.BeginCapture(p.st, pool))
@@ -80,15 +80,19 @@ func TestAutoPause(t *testing.T) {
 	must(t, p.d.EndCapture(p.st))
 	time.Sleep(time.Second) // a client that could not pause is left alone for so long
 
-	b, err := other.d.Alloc(700*mib, other.st)
-	must(t, err)
-	if paused() != 600*mib || other.d.Stats().Counters.ByNode != 1 {
+	b, err := other.d.Alloc(1000*mib, other.st)
+	if err != nil {
+		var oom *cistern.OutOfMemoryError
+		errors.As(err, &oom)
+		t.Fatalf("%v: %+v", err, oom)
+	}
+	if paused() != 100*mib || other.d.Stats().Counters.ByNode != 1 {
 		t.Errorf("%d paused, %+v", paused(), other.d.Stats().Counters)
 	}
 	entryOf(t, op, "trainer", 0)
 	other.write(t, b, "another process's contents")
 	var oom *cistern.OutOfMemoryError
-	if err := n.DenyPause(0); !errors.As(err, &oom) || paused() != 600*mib {
+	if err := n.DenyPause(0); !errors.As(err, &oom) || paused() != 100*mib {
 		t.Error("the other process uses the memory: ", err, paused())
 	}
 	must(t, other.a.Free(b)) // what it caches from now on goes to the owner, by the broker
