@@ -62,6 +62,7 @@ func Connect(a *cistern.Allocator) (*Connection, error) {
 		cfg.Socket = o.Node
 	}
 	n.client = client.New(cfg)
+	n.consents.OnChange(n.client.Declare)
 	a.SetNode(n.client)
 	for d := range a.DeviceCount() {
 		n.Join(cuda.Device(d))
@@ -100,16 +101,40 @@ func (n *Connection) Available(dev cuda.Device) (uint64, error) {
 //
 // AllowPause fails if a consent stands, or if memory that is still paused, as DenyPause failed, cannot be resumed.
 func (n *Connection) AllowPause(dev cuda.Device, s cistern.Selection, o cistern.PauseOptions) error {
+	to, err := n.consent(dev, s, o)
+	if err != nil {
+		return err
+	}
+	return n.consents.Allow(dev, to)
+}
+
+// AllowAutoPause is AllowPause, and lets the broker pause the memory by itself too: for a request of another process that the
+// unused memory of all processes cannot meet. It stays paused until an operator resumes it, or DenyPause.
+func (n *Connection) AllowAutoPause(dev cuda.Device, s cistern.Selection, o cistern.PauseOptions) error {
+	to, err := n.consent(dev, s, o)
+	if err != nil {
+		return err
+	}
 	d, err := n.a.Device(dev)
 	if err != nil {
 		return err
+	}
+	to.Pausable = func() uint64 { return d.Pausable(s, o) }
+	return n.consents.Allow(dev, to)
+}
+
+// consent is one to a pause by command.
+func (n *Connection) consent(dev cuda.Device, s cistern.Selection, o cistern.PauseOptions) (host.Consent, error) {
+	d, err := n.a.Device(dev)
+	if err != nil {
+		return host.Consent{}, err
 	}
 	n.Join(dev)
 	resume := func() (uint64, error) {
 		r, err := d.Resume(s)
 		return r.Physical, err
 	}
-	return n.consents.Allow(dev, host.Consent{
+	return host.Consent{
 		Pause: func() (uint64, error) {
 			r, err := d.Pause(s, o)
 			return r.Physical, err
@@ -119,7 +144,7 @@ func (n *Connection) AllowPause(dev cuda.Device, s cistern.Selection, o cistern.
 			_, err := resume()
 			return err
 		},
-	})
+	}, nil
 }
 
 // DenyPause ends the consent for a device, and resumes what operators paused. It waits for a pause that is under way, and works after

@@ -51,8 +51,9 @@ func newNodeList(a *app, f *nodeFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ls",
 		Short: "List the processes that are connected to the broker, or its named objects",
-		Long: "Ls lists the clients of the broker by GPU: what each has reserved, in use, and keeps (floor), what it gave and got, and how often\n" +
-			"it needed again what it had just given (refaults). With --objects it lists the named objects.",
+		Long: "Ls lists the clients of the broker by GPU: what each has reserved and in use, what the broker may pause of that, what is\n" +
+			"paused, what it keeps (floor), what it gave and got, and how often it needed again what it had just given (refaults).\n" +
+			"With --objects it lists the named objects.",
 		Example: "  cistern node ls\n  cistern node ls --json\n  cistern node ls --objects",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -98,10 +99,10 @@ func (a *app) nodeTable(all []protocol.Entry) {
 			n = len(all)
 		}
 		fmt.Fprintf(a.out, "%s  %s\n", all[0].Device, units.FormatBytes(all[0].Total))
-		rows := [][]string{{"PID", "NAME", "LABEL", "RESERVED", "ACTIVE", "FLOOR", "GAVE", "GOT", "REFAULTS", "POLICY"}}
+		rows := [][]string{{"PID", "NAME", "LABEL", "RESERVED", "ACTIVE", "PAUSABLE", "PAUSED", "FLOOR", "GAVE", "GOT", "REFAULTS", "POLICY"}}
 		for _, e := range all[:n] {
 			rows = append(rows, []string{fmt.Sprint(e.PID), oneLine(e.Name), oneLine(e.Label), units.FormatBytes(e.Reserved), units.FormatBytes(e.Active),
-				units.FormatBytes(e.Floor), units.FormatBytes(e.Gave), units.FormatBytes(e.Got), fmt.Sprint(e.Refaults), policyText(e)})
+				units.FormatBytes(e.Pausable), units.FormatBytes(e.Paused), units.FormatBytes(e.Floor), units.FormatBytes(e.Gave), units.FormatBytes(e.Got), fmt.Sprint(e.Refaults), policyText(e)})
 		}
 		a.columns(rows)
 		all = all[n:]

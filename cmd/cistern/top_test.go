@@ -154,10 +154,10 @@ func TestTopJSONShape(t *testing.T) {
 		{details.Tags[0], "name blocks bytes"},
 		{details.Stacks[0], "frames blocks bytes"},
 		{node.Node, "socket gpus clients"},
-		{node.Of.GPUs[0], "device total_bytes clients reserved_bytes active_bytes cached_bytes paused_bytes spare_bytes granted_bytes waiting met partly_met " +
-			"unmet abandoned refaults missed given_bytes pressure_s pressure_percent"},
-		{node.Of.Clients[0], "client pid uid name label version device total_bytes reserved_bytes active_bytes cached_bytes pinned_bytes paused_bytes " +
-			"floor_bytes granted_bytes gave_bytes got_bytes refaults missed skipped min_bytes weight priority"},
+		{node.Of.GPUs[0], "device total_bytes clients reserved_bytes active_bytes cached_bytes paused_bytes pausable_bytes spare_bytes granted_bytes waiting met partly_met " +
+			"unmet abandoned refaults missed given_bytes pauses pressure_s pressure_percent"},
+		{node.Of.Clients[0], "client pid uid name label version device total_bytes reserved_bytes active_bytes cached_bytes pinned_bytes paused_bytes pausable_bytes " +
+			"floor_bytes granted_bytes gave_bytes got_bytes refaults pauses missed skipped min_bytes weight priority"},
 	} {
 		for _, key := range keysOf(t, c.raw) {
 			if !strings.Contains(string(description), "`"+key+"`") {

@@ -371,7 +371,10 @@ enum {
   CISTERN_KEEP_DISK = 1, /* to a file */
   CISTERN_KEEP_NONE = 2  /* are dropped: undefined after resume */
 };
-enum { CISTERN_PAUSE_CAPTURED = 1 /* also memory of captured graphs: the program must not launch them until resume */ };
+enum {
+  CISTERN_PAUSE_CAPTURED = 1, /* also memory of captured graphs: the program must not launch them until resume */
+  CISTERN_PAUSE_AUTO = 2      /* for cistern_node_allow_pause alone: the node's broker may pause by itself */
+};
 typedef struct cistern_pause_report {
   int64_t blocks;    /* allocations that were paused or resumed */
   uint64_t bytes;    /* their bytes */
@@ -392,6 +395,8 @@ int cistern_pause_buffers(int device, uint64_t bytes);
  * `cistern node pause --label LABEL`, where a broker runs (cistern serve). The options are those of cistern_pause. The caller promises
  * not to use the memory meanwhile. A thread of the library pauses and resumes. It calls no function of the program, so that it refuses
  * to while one is registered with cistern_on_map or cistern_on_unmap.
+ * With CISTERN_PAUSE_AUTO the broker may also pause by itself: for a request of another process that the unused memory of all
+ * processes cannot meet. The memory stays paused until `cistern node resume`, cistern_resume or cistern_node_deny_pause.
  * cistern_node_deny_pause ends that, and resumes what the node paused: when it returns CISTERN_OK the memory may be used. If it fails
  * the memory stays paused; it may be called again. */
 int cistern_node_allow_pause(int device, const cistern_pause_options *options /* NULL: all, kept in host memory */);

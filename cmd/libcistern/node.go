@@ -31,6 +31,7 @@ func (l *library) join(dev *engine.Device) {
 			cfg.Socket = opts.Node
 		}
 		c := client.New(cfg)
+		l.consents.OnChange(c.Declare)
 		l.node.Store(c)
 		l.SetNode(c)
 	})

@@ -37,6 +37,15 @@ func (c *nodeConsent) pause() (uint64, error) {
 	})
 }
 
+// pausable is what pause would return.
+func (c *nodeConsent) pausable() uint64 {
+	sel, any, err := c.choose()
+	if err != nil || !any {
+		return 0
+	}
+	return engine.Quietly(c.dev).Pausable(sel, c.options)
+}
+
 // resume likewise.
 func (c *nodeConsent) resume() (uint64, error) { return c.do(engine.Quietly(c.dev).Resume) }
 
@@ -59,7 +68,8 @@ func (c *nodeConsent) do(f func(engine.Selection) (memory.PauseReport, error)) (
 //export coreNodeAllowPause
 func coreNodeAllowPause(d, one C.int, pool0, pool1 C.uint64_t, tag *C.char, keep, flags C.uint32_t, dir *C.char) (code C.int) {
 	defer caught(&code)
-	o, err := pauseOptions(keep, flags, dir)
+	auto := flags&C.CISTERN_PAUSE_AUTO != 0
+	o, err := pauseOptions(keep, flags&^C.CISTERN_PAUSE_AUTO, dir)
 	if err != nil {
 		return fail(err)
 	}
@@ -77,7 +87,11 @@ func coreNodeAllowPause(d, one C.int, pool0, pool1 C.uint64_t, tag *C.char, keep
 		name := text.Clean(goString(tag))
 		c.choose = func() (engine.Selection, bool, error) { return tagged(sel, name) }
 	}
-	switch err := l.consents.Allow(dev.ID(), host.Consent{Pause: c.pause, Resume: c.resume, Return: c.giveBack}); {
+	to := host.Consent{Pause: c.pause, Resume: c.resume, Return: c.giveBack}
+	if auto {
+		to.Pausable = c.pausable
+	}
+	switch err := l.consents.Allow(dev.ID(), to); {
 	case errors.Is(err, host.ErrAllowed):
 		return fail(&failure{C.CISTERN_INVALID, err.Error()})
 	case err != nil:

@@ -185,3 +185,60 @@ func TestNodePauseAndDeath(t *testing.T) {
 		t.Errorf("%v", s)
 	}
 }
+
+// TestNodeAutoPause: a request is met by memory that another process uses, where that lets the broker pause it: not while it must not
+// be paused, and not where the process does not answer.
+func TestNodeAutoPause(t *testing.T) {
+	n := newNode(t, broker.Options{})
+	trainer, engine, hasty := n.process(",node_label:trainer"), n.process(",node_label:engine,node_wait:30s"), n.process(",node_label:hasty,node_wait:0s")
+	trainer.must("alloc 1 500")
+	allowed := func(mib uint64) {
+		t.Helper()
+		n.until(trainer, "it says what may be paused", func(e protocol.Entry) bool {
+			return e.Pausable == mib<<20 && e.Reserved >= mib<<20 // what it has reserved is as old as its status segment
+		})
+	}
+	fails := func(mib int, when string) {
+		t.Helper()
+		if r := hasty.do("alloc 1 %d", mib); r.code == 0 {
+			t.Fatalf("%s: memory in use was taken", when)
+		}
+	}
+	trainer.must(keepHost)
+	fails(600, "by command only")
+	trainer.must("deny")
+	trainer.must("allow 2 0 1")
+	allowed(500)
+	for _, c := range []struct{ begin, end string }{{"watch 0 1", "watch 0 0"}, {"capture", "captured"}} {
+		trainer.must(c.begin)
+		fails(600, c.begin)
+		trainer.must(c.end)
+	}
+	child := trainer.must("fork")[0]
+	t.Cleanup(func() { _ = syscall.Kill(int(child), syscall.SIGKILL) })
+	time.Sleep(time.Second)    // one that could not pause is left alone for so long, and has a child now
+	engine.must("alloc 1 400") // the graph's pool keeps 400 MiB
+	engine.must("free 1")
+	engine.must("trim")
+	allowed(0)
+	if e := n.entries()[trainer.pid()]; e.Pauses != 1 || e.Paused < 500<<20 || e.Pausable != 0 {
+		t.Errorf("%+v", e)
+	}
+	trainer.must("deny")
+	if s := trainer.must("stats"); s[0] < 500 {
+		t.Errorf("%v", s)
+	}
+	fails(400, "after the consent has ended")
+	trainer.kill()
+	trainer = n.process(",node_label:trainer") // which has not paused yet
+	trainer.must("alloc 1 800")
+	trainer.must("allow 2 0 1")
+	allowed(800)
+	trainer.signal(syscall.SIGSTOP)
+	r := hasty.do("alloc 1 400")
+	trainer.signal(syscall.SIGCONT)
+	if r.code == 0 || r.took > 30*time.Second || !strings.Contains(r.words, "did not answer within") {
+		t.Errorf("a process that is stopped: %d, %v, %s", r.code, r.took, r.words)
+	}
+	trainer.must("stats")
+}

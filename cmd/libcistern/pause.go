@@ -62,7 +62,7 @@ func pauseOptions(keep, flags C.uint32_t, dir *C.char) (config.PauseOptions, err
 			uint32(keep))}
 	}
 	if flags&^C.CISTERN_PAUSE_CAPTURED != 0 {
-		return o, &failure{C.CISTERN_INVALID, fmt.Sprintf("options.flags: %#x has unknown flags: expected those of CISTERN_PAUSE_", uint32(flags))}
+		return o, &failure{C.CISTERN_INVALID, fmt.Sprintf("options.flags: %#x has unknown flags: expected those of CISTERN_PAUSE_ that the function takes", uint32(flags))}
 	}
 	return o, nil
 }

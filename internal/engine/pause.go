@@ -49,6 +49,27 @@ func pauseSelected(p *pause) (memory.PauseReport, error) {
 	return p.report, err
 }
 
+// Pausable returns how many bytes of physical memory Pause would return to the device at least, as things are; 0 where it would
+// fail, as while a stream is being captured. It does not wait for the GPU.
+func (d *Device) Pausable(sel Selection, o config.PauseOptions) uint64 {
+	return pausable(&pause{d: d, sel: sel, o: o})
+}
+
+func pausable(p *pause) (n uint64) {
+	if p.sel.of(p.d) != nil {
+		return 0
+	}
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	if p.quiet && p.d.state.observers.observed("pause") != nil || p.d.state.paused.mayPause() != nil || p.choose() != nil {
+		return 0
+	}
+	for i := range p.found {
+		n += p.found[i].size
+	}
+	return n
+}
+
 // of is an error where a selection cannot be of this device.
 func (sel *Selection) of(d *Device) error {
 	if sel.Pool != nil && sel.Pool.dev != d {

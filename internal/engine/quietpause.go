@@ -24,6 +24,11 @@ func (q Quiet) Pause(sel Selection, o config.PauseOptions) (memory.PauseReport, 
 	return pauseSelected(&pause{d: q.dev, sel: sel, o: o, quiet: true})
 }
 
+// Pausable is how many bytes of physical memory Pause would return at least; 0 where it would fail.
+func (q Quiet) Pausable(sel Selection, o config.PauseOptions) uint64 {
+	return pausable(&pause{d: q.dev, sel: sel, o: o, quiet: true})
+}
+
 // Resume is Device.Resume likewise: where the driver has too little, what is cached here and the node's broker help, and neither
 // callbacks nor users' resources.
 func (q Quiet) Resume(sel Selection) (memory.PauseReport, error) {

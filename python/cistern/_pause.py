@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _KEEP = {"host": 0, "disk": 1, "drop": 2}
 _CAPTURED = 1
+AUTO = 2  # of cistern_node_allow_pause
 
 
 class _Options(ctypes.Structure):

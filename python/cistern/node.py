@@ -42,7 +42,7 @@ def available(device: "Optional[Device]" = None) -> int:
 
 @contextlib.contextmanager
 def allow_pause(tag: "Union[str, Tag, None]" = None, pool: "Optional[Pool]" = None, device: "Optional[Device]" = None, keep: str = "host",
-                dir: "Optional[Path]" = None, captured: bool = False) -> Iterator[None]:
+                dir: "Optional[Path]" = None, captured: bool = False, auto: bool = False) -> Iterator[None]:
     """Lets the node pause memory of this process while a block of code runs, which must not use that memory.
 
     Within the block an operator or a launcher may return the memory to the device with `cistern node pause --label LABEL`, where
@@ -57,6 +57,8 @@ def allow_pause(tag: "Union[str, Tag, None]" = None, pool: "Optional[Pool]" = No
         keep: what becomes of the contents: `"host"` (page-locked memory), `"disk"`, `"drop"`.
         dir: with `keep="disk"`, the folder of the file.
         captured: also memory that captured graphs use.
+        auto: the broker may pause the memory by itself too, when a request of another process would fail and the unused memory of
+            all processes does not suffice. Without it only commands pause.
 
     Raises:
         ValueError: an argument has a value that is not allowed.
@@ -69,6 +71,8 @@ def allow_pause(tag: "Union[str, Tag, None]" = None, pool: "Optional[Pool]" = No
             wait_for_rollouts()  # another process may use the memory meanwhile
     """
     o = _pause.options(keep, dir, captured)
+    if auto:
+        o.flags |= _pause.AUTO
     index = _pools.device_index(device)
     lib = _memory.library()
     kept = _pause.select(o, tag, pool)

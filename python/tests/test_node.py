@@ -62,7 +62,7 @@ class Node(Case):
                     raise KeyError
             except KeyError:
                 print("ended")
-            with cistern.node.allow_pause(tag="x"):
+            with cistern.node.allow_pause(tag="x", auto=True):
                 print("again")
         """
         self.assertEqual(self.program(code, "driver:sim:1GiB,node:off"), ["value"] * 3 + ["True", "ended", "again"])
@@ -96,9 +96,9 @@ class Turns(Case):
             print("generates" if p else "has too little", flush=True)
         """
 
-    def start(self, code, label):
+    def start(self, code, label, wait="0s"):
         env = self.environment(PYTHONPATH=os.path.join(ROOT, "python"), XDG_RUNTIME_DIR=self.run,
-                               CISTERN_CONF="driver:sim:1GiB@%s,node:%s,node_wait:0s,node_label:%s" % (os.path.join(self.run, "gpu"), self.socket, label))
+                               CISTERN_CONF="driver:sim:1GiB@%s,node:%s,node_wait:%s,node_label:%s" % (os.path.join(self.run, "gpu"), self.socket, wait, label))
         p = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.addCleanup(p.wait)
         self.addCleanup(p.stdout.close)
@@ -123,7 +123,7 @@ class Turns(Case):
     def launch(self, command):
         return subprocess.run([COMMAND] + command[1:3] + ["--socket", self.socket] + command[3:], capture_output=True, text=True, timeout=120)
 
-    def test_recipe(self):
+    def serve(self):
         self.run = self.path("run")
         os.makedirs(self.run, exist_ok=True)
         self.socket = os.path.join(self.run, "s")
@@ -134,6 +134,21 @@ class Turns(Case):
         self.addCleanup(broker.stderr.close)
         self.addCleanup(broker.terminate)
         self.assertIn("the broker serves", broker.stderr.readline())
+
+    def test_auto(self):
+        """Without a launcher: the broker pauses the trainer for the engine's request, where the trainer allows that."""
+        self.serve()
+        engine = self.start(self.ENGINE, "engine", "60s")
+        trainer = self.start(self.TRAINER.replace("allow_pause()", "allow_pause(auto=True)"), "trainer")
+        for _ in range(2):
+            self.assertEqual(self.say(trainer), ["idle"])
+            self.assertEqual(self.say(engine), ["generates"])
+            self.assertEqual(self.say(trainer)[0], "trains")
+        self.assertEqual(subprocess.run([COMMAND, "node", "ls", "--socket", self.socket], capture_output=True, text=True,
+                                        timeout=120).stdout.splitlines()[1].split()[5:7], ["PAUSABLE", "PAUSED"])
+
+    def test_recipe(self):
+        self.serve()
         pause, resume = self.commands()
         trainer, engine = self.start(self.TRAINER, "trainer"), self.start(self.ENGINE, "engine")
         for resumes in (True, False):

@@ -54,7 +54,7 @@ def core(folder: pathlib.Path) -> None:
     cistern.pause_buffers(0)
     cistern.fleet.describe(dp=3, tp=1, pp=2)
     cistern.step()
-    with cistern.node.allow_pause(tag="x", keep="drop", device=0):
+    with cistern.node.allow_pause(tag="x", keep="drop", device=0, auto=True):
         pass
     free: int = cistern.node.available(0) + cistern.node.available()
     print(free)

@@ -69,8 +69,8 @@ int main(void) {
              (long long)s.ooms);
     } else if (strcmp(word, "pause") == 0) {
       code = cistern_pause(0, NULL, NULL);
-    } else if (strcmp(word, "allow") == 0) { /* KEEP TAGGED: the node may pause all, or what has the tag t */
-      cistern_pause_options o = {.size = sizeof o, .keep = name, .tag = mib ? "t" : NULL};
+    } else if (strcmp(word, "allow") == 0) { /* KEEP TAGGED [AUTO]: the node may pause all, or what has the tag t; by itself too */
+      cistern_pause_options o = {.size = sizeof o, .keep = name, .tag = mib ? "t" : NULL, .flags = n ? CISTERN_PAUSE_AUTO : 0};
       code = cistern_node_allow_pause(0, &o);
     } else if (strcmp(word, "deny") == 0) {
       code = cistern_node_deny_pause(0);

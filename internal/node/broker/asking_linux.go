@@ -42,6 +42,7 @@ type answer struct {
 	words    string
 	took     time.Duration
 	left     bool
+	within   time.Duration // that it had
 }
 
 // ask begins to answer a question.
@@ -70,6 +71,10 @@ func (c *client) ask(ctx context.Context, m protocol.Message, asked *sync.WaitGr
 	b.mu.Lock()
 	before, _ := b.ledger.Account(c.id, slot)
 	id, delay, ok := b.ledger.Ask(b.now(), c.id, slot, m.Bytes)
+	b.ledger.Leaves(id, m.Keep)
+	if m.Limit == protocol.OnlyUnused {
+		b.ledger.OnlyUnused(id)
+	}
 	after, _ := b.ledger.Account(c.id, slot)
 	b.mu.Unlock()
 	if !ok {
@@ -131,6 +136,34 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// decide is the ledger's decision, with the questions to victims that follow from it.
+func (a *asking) decide(fresh bool) (d ledger.Decision, sent []*question) {
+	b := a.c.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	d = b.ledger.Decide(b.now(), a.grant)
+	if d.Verdict != ledger.Take {
+		return d, nil
+	}
+	instead := ledger.Decision{}
+	switch {
+	case time.Until(a.until) <= -overtime:
+		instead = ledger.Decision{Verdict: ledger.Refuse, Why: "there was no time to ask others"}
+	case !fresh && pauses(d.Parts): // contents are copied for it, perhaps for figures that are old
+		instead = ledger.Decision{Verdict: ledger.Wait}
+	case b.opt.DryRun:
+		return d, nil
+	default:
+		sent = b.put(d.Parts)
+		b.show(a.slot)
+		return d, sent
+	}
+	for _, p := range d.Parts {
+		b.ledger.Cancel(p)
+	}
+	return instead, nil
+}
+
 // run has the ledger decide until the question is answered.
 func (a *asking) run(ctx context.Context, delay time.Duration) {
 	b := a.c.b
@@ -145,20 +178,7 @@ func (a *asking) run(ctx context.Context, delay time.Duration) {
 		if !fresh {
 			b.refresh(a.slot)
 		}
-		b.mu.Lock()
-		d := b.ledger.Decide(b.now(), a.grant)
-		var sent []*question
-		if d.Verdict == ledger.Take && time.Until(a.until) <= -overtime {
-			for _, p := range d.Parts {
-				b.ledger.Cancel(p)
-			}
-			d = ledger.Decision{Verdict: ledger.Refuse, Why: "there was no time to ask others"}
-		}
-		if d.Verdict == ledger.Take && !b.opt.DryRun {
-			sent = b.put(d.Parts)
-			b.show(a.slot)
-		}
-		b.mu.Unlock()
+		d, sent := a.decide(fresh)
 		if !fresh && (d.Verdict == ledger.Wait || d.Verdict == ledger.Refuse) { // status segments may be as old as Every
 			fresh = true
 			complete = b.inquire(a.c.id, a.slot)
@@ -176,7 +196,7 @@ func (a *asking) run(ctx context.Context, delay time.Duration) {
 			if b.opt.DryRun {
 				b.cancel(d.Parts)
 				for _, p := range d.Parts {
-					b.notes.say(slog.LevelInfo, a.c.uid, "dry run: would ask a client", "client", p.Client, "bytes", p.Bytes)
+					b.notes.say(slog.LevelInfo, a.c.uid, "dry run: would ask a client", "client", p.Client, "bytes", p.Bytes, "pause", p.Pause)
 				}
 				a.words = append(a.words, fmt.Sprintf("dry run: %d processes would have been asked for %s", len(d.Parts), units.FormatBytes(a.need)))
 				return
@@ -231,29 +251,55 @@ func (b *Broker) put(parts []ledger.Part) (sent []*question) {
 func (a *asking) collect(ctx context.Context, sent []*question) {
 	b := a.c.b
 	b.sendAll(sent)
-	late := time.NewTimer(min(b.opt.Answer, time.Until(a.until)+overtime))
+	// Pauses come first in a decision, and take longer: contents are copied.
+	n := slices.IndexFunc(sent, func(q *question) bool { return !q.part.Pause })
+	if n < 0 {
+		n = len(sent)
+	}
+	left := time.Until(a.until) + overtime
+	a.gather(ctx, sent[n:], min(b.opt.Answer, left))
+	a.gather(ctx, sent[:n], left)
+	b.mu.Lock()
+	b.show(a.slot)
+	b.mu.Unlock()
+}
+
+// gather waits for the answers of victims for so long.
+func (a *asking) gather(ctx context.Context, sent []*question, left time.Duration) {
+	if len(sent) == 0 {
+		return
+	}
+	b := a.c.b
+	late := time.NewTimer(left)
 	for i, q := range sent {
 		r, ok := b.await(ctx, q, late)
 		if !ok { // the asker's end does not wait for victims
 			b.served.Go(func() { b.awaitAll(sent[i:], late) })
 			return
 		}
+		r.within = left
 		a.words = append(a.words, a.about(q, r))
 	}
 	late.Stop()
-	b.mu.Lock()
-	b.show(a.slot)
-	b.mu.Unlock()
 }
 
 // await waits for the answer of a victim, until it is late. ok is false where the context ended before.
 func (b *Broker) await(ctx context.Context, q *question, late *time.Timer) (r answer, ok bool) {
-	select {
-	case r = <-q.answer:
-		return r, true
-	case <-ctx.Done():
-		return r, false
-	case <-late.C:
+	show := time.NewTicker(showEvery)
+	defer show.Stop()
+	for waits := true; waits; {
+		select {
+		case r = <-q.answer:
+			return r, true
+		case <-ctx.Done():
+			return r, false
+		case <-show.C: // the segment has grants for a while only
+			b.mu.Lock()
+			b.show(q.part.Slot)
+			b.mu.Unlock()
+		case <-late.C:
+			waits = false
+		}
 	}
 	late.Reset(0) // for the others too
 	select {
@@ -283,8 +329,7 @@ func (b *Broker) sendAll(sent []*question) {
 	for _, q := range sent {
 		if b.open[q.id] != nil {
 			q.sent = time.Now()
-			asks = append(asks, ask{b.clients[q.part.Client], protocol.Message{Kind: protocol.GiveBack, ID: q.id, Slot: uint64(q.part.Slot), Bytes: q.part.Bytes,
-				Keep: q.part.Keep, Hold: q.part.Hold}})
+			asks = append(asks, ask{b.clients[q.part.Client], q.request()})
 		}
 	}
 	b.mu.Unlock()
@@ -395,7 +440,11 @@ func (b *Broker) miss(q *question) answer {
 	b.mu.Unlock()
 	b.counts.Skipped.Add(1)
 	b.counts.loads[q.part.Slot].missed()
-	b.notes.say(slog.LevelWarn, c.uid, "a client does not answer, and is skipped from now on", "client", c.id, "pid", c.pid, "bytes", q.part.Bytes, "within", b.opt.Answer)
+	words := "a client does not answer, and is skipped from now on"
+	if q.part.Pause {
+		words = "a client did not pause in time"
+	}
+	b.notes.say(slog.LevelWarn, c.uid, words, "client", c.id, "pid", c.pid, "bytes", q.part.Bytes, "within", time.Since(q.sent).Round(time.Millisecond))
 	return answer{took: -1}
 }
 
@@ -435,8 +484,11 @@ func (b *Broker) answered(c *client, m protocol.Message) (q *question, took time
 		return nil, 0
 	}
 	delete(b.open, m.ID)
-	// More than was asked for is not this grant's: chunks are released whole, and clients may lie.
+	// More than was asked for is not this grant's: chunks are released whole, a pause returns all, and clients may lie.
 	released := min(m.Bytes, q.part.Bytes+maxExcess)
+	if q.part.Pause {
+		released = min(m.Bytes, b.ledger.Total(slot))
+	}
 	b.ledger.Gave(b.now(), q.part, released, m.Status)
 	b.show(q.part.Slot)
 	b.counts.Given.Add(released)
@@ -445,7 +497,7 @@ func (b *Broker) answered(c *client, m protocol.Message) (q *question, took time
 		q.answer <- answer{}
 		return q, took
 	}
-	b.counts.loads[slot].gave(released)
+	b.counts.loads[slot].gave(q.part, released)
 	b.observeGift(slot, released, took)
 	q.answer <- answer{released: released, words: m.Text, took: took}
 	return q, took
@@ -461,9 +513,12 @@ func (a *asking) about(q *question, r answer) string {
 	case r.left:
 		return who + " ended"
 	case r.took < 0:
-		return fmt.Sprintf("%s did not answer within %v", who, a.c.b.opt.Answer)
+		return fmt.Sprintf("%s did not answer within %v", who, r.within.Round(time.Millisecond))
 	}
 	words := fmt.Sprintf("%s released %s of %s in %v", who, units.FormatBytes(r.released), units.FormatBytes(q.part.Bytes), r.took.Round(100*time.Microsecond))
+	if q.part.Pause {
+		words = fmt.Sprintf("%s paused, which released %s, in %v", who, units.FormatBytes(r.released), r.took.Round(100*time.Microsecond))
+	}
 	if r.words != "" {
 		words += " (" + r.words + ")"
 	}

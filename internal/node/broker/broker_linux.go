@@ -75,8 +75,9 @@ type Broker struct {
 
 	mu      sync.Mutex
 	ledger  *ledger.Ledger              // +checklocks:mu
-	rules   *policy.Policy              // +checklocks:mu
-	extra   []policy.Rule               // +checklocks:mu
+	rules   *policy.Policy              // in force: the file's, then those of commands; +checklocks:mu
+	file    *policy.Policy              // +checklocks:mu
+	extra   []policy.Rule               // of commands; +checklocks:mu
 	clients map[ledger.ClientID]*client // +checklocks:mu
 	slots   map[[16]byte]ledger.Slot    // +checklocks:mu
 	uuids   [grants.Slots][16]byte      // +checklocks:mu
@@ -126,7 +127,7 @@ func New(opt Options) (*Broker, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Broker{opt: opt, log: opt.Log, began: time.Now(), segment: segment, ledger: ledger.New(), rules: rules,
+	b := &Broker{opt: opt, log: opt.Log, began: time.Now(), segment: segment, ledger: ledger.New(), rules: rules, file: rules,
 		clients: map[ledger.ClientID]*client{}, slots: map[[16]byte]ledger.Slot{}, open: map[uint64]*question{}, conns: map[int]int{},
 		users: map[uint32]int{}, expiry: map[uint64]*time.Timer{}, stops: map[*client]struct{}{}, notes: newNotes(opt.Log),
 		places: make(chan struct{}, opt.MaxClients+operators+refusals)}
@@ -243,10 +244,8 @@ func (b *Broker) Reload() error {
 		return err
 	}
 	b.setRules(func() *policy.Policy {
-		for _, r := range b.extra {
-			rules = rules.With(r)
-		}
-		return rules
+		b.file = rules
+		return rules.With(b.extra)
 	})
 	b.log.Info("policy read", "file", b.opt.Policy, "rules", rules.Len())
 	return nil

@@ -645,3 +645,28 @@ func TestSteadyState(t *testing.T) {
 		t.Errorf("%d messages came, %d were sent", x-came, y-sent)
 	}
 }
+
+// Rules of commands are bounded in number; one that replaces another is none more.
+func TestSetIsBounded(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, broker.Options{}, 10*gib)
+	a, c := n.member(t, "a"), n.operator(t)
+	const most = 1000
+	for i := range most {
+		if err := c.Set(fmt.Sprintf("label=a max=%dGiB", i+1)); err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	for i := range most - 1 {
+		if err := c.Set(fmt.Sprintf("label=other%d max=1GiB", i)); err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	if err := c.Set("label=b max=1GiB"); err == nil || !strings.Contains(err.Error(), "commands have set 1000 rules, the most: write rules into the policy's file") {
+		t.Error(err)
+	}
+	if err := c.Set("max=7GiB label=a"); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "the last rule is in force", func() bool { return a.limit() == 7*gib })
+}

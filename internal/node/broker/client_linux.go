@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -308,7 +309,9 @@ func (c *client) handle(ctx context.Context, m protocol.Message, asked *sync.Wai
 	case protocol.Gave:
 		c.b.gave(c, m)
 	case protocol.Paused:
-		c.pausings.answered(m)
+		c.b.paused(c, m)
+	case protocol.Pausable:
+		return c.pausable(m)
 	case protocol.Query:
 		slot, err := c.slot(m)
 		if err != nil {
@@ -478,7 +481,10 @@ func list[T any](c *client, id uint64, items []T, err error) {
 // operates reports whether a user may see and change everything: root, and the broker's own.
 func operates(uid uint32) bool { return uid == 0 || uid == uint32(os.Geteuid()) }
 
-// set adds a rule until the broker ends.
+// mostSet bounds the rules that commands add.
+const mostSet = 1000
+
+// set adds a rule until the broker ends. It takes the place of one with the same conditions and keys.
 func (b *Broker) set(c *client, text string) error {
 	if !operates(c.uid) {
 		return errors.New("only root and the broker's user change the policy")
@@ -488,9 +494,17 @@ func (b *Broker) set(c *client, text string) error {
 		return err
 	}
 	b.setRules(func() *policy.Policy {
+		b.extra = slices.DeleteFunc(b.extra, func(o policy.Rule) bool { return r.Replaces(&o) })
+		if len(b.extra) == mostSet {
+			err = fmt.Errorf("commands have set %d rules, the most: write rules into the policy's file (cistern serve --policy FILE)", mostSet)
+			return b.rules
+		}
 		b.extra = append(b.extra, r)
-		return b.rules.With(r)
+		return b.file.With(b.extra)
 	})
+	if err != nil {
+		return err
+	}
 	b.log.Info("policy set", "uid", c.uid, "pid", c.pid, "rule", r.String())
 	return nil
 }
@@ -510,7 +524,7 @@ func (b *Broker) entries(by *client) (all []protocol.Entry) {
 			}
 			all = append(all, protocol.Entry{Client: uint64(a.Client), PID: c.pid, UID: c.uid, Name: c.name, Label: c.label, Cgroup: protocol.Clean(c.cgroup, mostListed), Version: c.version,
 				Device: UUID(b.uuids[slot]), Total: b.ledger.Total(slot), Reserved: a.Status.Reserved, Active: a.Status.Active, Cached: a.Status.Cached,
-				Pinned: a.Status.Pinned, Paused: a.Status.Paused, Floor: max(a.Policy.Min, a.Status.Floor(a.Hold)), Granted: a.Granted, Gave: a.Gave, Got: a.Got,
+				Pinned: a.Status.Pinned, Paused: a.Status.Paused, Pausable: a.Pausable, Pauses: a.Pauses, Floor: max(a.Policy.Min, a.Status.Floor(a.Hold)), Granted: a.Granted, Gave: a.Gave, Got: a.Got,
 				Refaults: a.Refaults, Missed: a.Missed, Skipped: b.ledger.Mute(a.Client), Min: a.Policy.Min, High: a.Policy.High, Max: a.Policy.Max,
 				Weight: a.Policy.Weight, Priority: a.Policy.Priority, Decay: a.Policy.Decay.Seconds()})
 		}

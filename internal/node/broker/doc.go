@@ -12,7 +12,8 @@
 //
 // Each question (protocol.Ask) has a goroutine (asking.go), which has the ledger decide, asks the victims, collects their answers for
 // Options.Answer at most, and sends the asker what was released. While the ledger says Wait it decides again every 50 ms, until the
-// asker's wait is over or the asker ends the question. What a grant is worth is in the shared segment (package grants) from the
+// asker's wait is over or the asker ends the question. A decision to pause memory in use (protocol.Pausable) is made only on answers
+// to an inquiry, and has until the end of the asker's wait. What a grant is worth is in the shared segment (package grants) from the
 // moment when victims are asked until the asker says Done, or for GrantLasts.
 //
 // # Locks

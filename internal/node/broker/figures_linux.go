@@ -58,10 +58,13 @@ func (l *load) ended(now time.Time, need, granted uint64, answered bool) {
 }
 
 // gave notes a victim's answer, missed one that did not come.
-func (l *load) gave(released uint64) {
+func (l *load) gave(p ledger.Part, released uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.figures.Given += released
+	if p.Pause && released > 0 {
+		l.figures.Pauses++
+	}
 }
 
 func (l *load) missed() {
@@ -134,6 +137,7 @@ func (b *Broker) Devices() []protocol.Device {
 			d.Active += a.Status.Active
 			d.Cached += a.Status.Cached
 			d.Paused += a.Status.Paused
+			d.Pausable += a.Pausable
 			d.Spare += b.ledger.Spare(b.now(), a.Client, slot)
 		}
 		b.mu.Unlock()

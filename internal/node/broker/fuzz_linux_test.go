@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -103,6 +104,7 @@ func FuzzConversation(f *testing.F) {
 	join := byte(protocol.Join)
 	f.Add([]byte{0, join, 1, 0, 0, 127, 0, 0, 1, join, 1, 0, 0, 127, 0, 0, 0, byte(protocol.Ask), 1, 0, 64, 20, 1, byte(protocol.Gave), 1, 0, 64, 64, 0, 0, 0, byte(protocol.Done), 1, 0, 0})
 	f.Add([]byte{0, join, 1, 0, 0, 127, 0, 0, 2, byte(protocol.Pause), 1, 0, 0, 9, 0, byte(protocol.Paused), 1, 0, 64, 0, 0, 2, byte(protocol.Devices), 1, 0, 0})
+	f.Add([]byte{0, join, 1, 0, 0, 127, 0, 0, 1, join, 1, 0, 0, 127, 0, 0, 1, byte(protocol.Pausable), 0, 0, 64, 0, byte(protocol.Ask), 1, 0, 120, 20, 1, byte(protocol.Paused), 1, 0, 64, 0, 0, 0, byte(protocol.Done), 1, 0, 0})
 	f.Add([]byte{3, 255, 20, 1, 2, 3})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) > 4000 {
@@ -160,20 +162,53 @@ func FuzzConversation(f *testing.F) {
 	})
 }
 
-// lamb is a host that counts what it is made to do.
+// lamb is a host that counts what it is made to do. It lets the broker pause half of what it uses, and commands all.
 type lamb struct {
-	t        *testing.T
+	t *testing.T
+
+	mu       sync.Mutex
 	reserved uint64
 	active   uint64
+	paused   uint64
+}
+
+func (h *lamb) pause(n uint64) (uint64, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n = min(n, h.active)
+	h.reserved, h.active, h.paused = h.reserved-n, h.active-n, h.paused+n
+	return n, nil
+}
+
+func (h *lamb) Pause(cuda.Device) (uint64, error)          { return h.pause(gib) }
+func (h *lamb) PauseForOthers(cuda.Device) (uint64, error) { return h.pause(gib / 2) }
+func (h *lamb) NoConsent(error) bool                       { return false }
+
+func (h *lamb) Pausable(cuda.Device) uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return min(gib/2, h.active)
+}
+
+func (h *lamb) Resume(cuda.Device) (uint64, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := h.paused
+	h.reserved, h.active, h.paused = h.reserved+n, h.active+n, 0
+	return n, nil
 }
 
 func (h *lamb) GiveBack(_ cuda.Device, need, keep uint64) (uint64, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	n := min(need, h.reserved-min(h.reserved, max(keep, h.active)))
 	h.reserved -= n
 	return n, nil
 }
 
 func (h *lamb) Status(cuda.Device) (protocol.Status, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	return protocol.Status{Reserved: h.reserved, Active: h.active, Allocated: h.active, Cached: h.reserved - h.active}, true
 }
 
@@ -185,6 +220,7 @@ func (h *lamb) Panicked(v any)                   { h.t.Error(v) }
 func FuzzBroker(f *testing.F) {
 	f.Add([]byte{byte(protocol.Joined), 0, 0, 0, 0, 0, 0, byte(protocol.GiveBack), 1, 0, 64, 64, 0, byte(protocol.Granted), 1, 0, 64})
 	f.Add([]byte{byte(protocol.Joined), 0, 1, 0, 0, 0, 0, byte(protocol.Pausing), 1, 1, 0, 1, 0, byte(protocol.Limit), 1, 1, 0, 0, 64, 0})
+	f.Add([]byte{byte(protocol.Joined), 0, 1, 0, 0, 0, 0, byte(protocol.Pausing), 1, 1, 0, 130, 0, byte(protocol.GiveBack), 2, 1, 0, 0, 0, byte(protocol.Pausing), 3, 1, 0, 0, 0})
 	f.Add([]byte{byte(protocol.Welcome), 1, 1, 0, 255, 3, 1, 2, 3})
 	dir, err := os.MkdirTemp("", "node")
 	if err != nil {
@@ -236,7 +272,7 @@ func FuzzBroker(f *testing.F) {
 		conn.Close()
 		<-asked // each wait of a request is bounded
 		c.Close()
-		if h.reserved < h.active {
+		if h.reserved < h.active || h.active+h.paused != gib {
 			t.Errorf("%d bytes are left, and %d are in use", h.reserved, h.active)
 		}
 		if !c.Admit(0, 1<<60) {

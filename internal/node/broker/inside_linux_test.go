@@ -48,7 +48,7 @@ func TestRulesAtOnce(t *testing.T) {
 		all.Go(func() {
 			c := &client{b: b, process: process{uid: uint32(os.Geteuid())}}
 			for k := range each {
-				if err := b.set(c, fmt.Sprintf("label=%d weight=%d", i, k+1)); err != nil {
+				if err := b.set(c, fmt.Sprintf("label=%d-%d weight=2", i, k)); err != nil {
 					t.Error(err)
 				}
 			}

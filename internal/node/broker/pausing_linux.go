@@ -19,36 +19,37 @@ const mostPause = 10 * time.Minute
 // pausings are what a client was asked to pause or resume and has not answered.
 type pausings struct {
 	mu    sync.Mutex
-	last  uint64                           // +checklocks:mu
 	open  map[uint64]chan protocol.Message // +checklocks:mu
 	ended bool                             // +checklocks:mu
 }
 
-// begin is a question's number and where its answer comes in; the channel is closed where the client ends.
-func (p *pausings) begin() (uint64, chan protocol.Message) {
+// begin is where the answer to a question comes in; the channel is closed where the client ends.
+func (p *pausings) begin(id uint64) chan protocol.Message {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	answer := make(chan protocol.Message, 1)
 	if p.ended {
 		close(answer)
-		return 0, answer
+		return answer
 	}
 	if p.open == nil {
 		p.open = map[uint64]chan protocol.Message{}
 	}
-	p.last++
-	p.open[p.last] = answer
-	return p.last, answer
+	p.open[id] = answer
+	return answer
 }
 
-// answered passes an answer on. One that no question waits for is dropped.
-func (p *pausings) answered(m protocol.Message) {
+// answered passes an answer on, and reports whether a question waited for it.
+func (p *pausings) answered(m protocol.Message) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if answer := p.open[m.ID]; answer != nil {
-		delete(p.open, m.ID)
-		answer <- m
+	answer := p.open[m.ID]
+	if answer == nil {
+		return false
 	}
+	delete(p.open, m.ID)
+	answer <- m
+	return true
 }
 
 // forget ends a question that is not waited for any more.
@@ -124,11 +125,12 @@ func (c *client) pauseOne(kind protocol.Kind, slot ledger.Slot, until time.Time,
 		r.Error = "not asked: its other devices took all of the time"
 		return
 	}
-	id, answer := c.pausings.begin()
+	id := c.b.number()
+	answer := c.pausings.begin(id)
 	defer c.pausings.forget(id)
-	what := protocol.Message{Kind: protocol.Pausing, ID: id, Slot: uint64(slot)}
+	what := protocol.Message{Kind: protocol.Pausing, ID: id, Slot: uint64(slot), Keep: protocol.PauseResume}
 	if kind == protocol.Pause {
-		what.Keep = 1
+		what.Keep = protocol.PauseByCommand
 	}
 	if !c.send(what) {
 		r.Error = "the process does not accept messages"
@@ -147,3 +149,58 @@ func (c *client) pauseOne(kind protocol.Kind, slot ledger.Slot, until time.Time,
 	}
 	r.Seconds = time.Since(began).Seconds()
 }
+
+// number is one for a question to a client, which no other question has.
+func (b *Broker) number() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.last++
+	return b.last
+}
+
+// pausable notes what a client lets the broker pause for others.
+func (c *client) pausable(m protocol.Message) error {
+	slot, err := c.slot(m)
+	if err != nil {
+		return err
+	}
+	c.b.mu.Lock()
+	defer c.b.mu.Unlock()
+	c.b.ledger.Pausable(c.id, slot, m.Bytes)
+	return nil
+}
+
+// paused is the answer to a pause or resume: of a command, or of a question that another client asked.
+func (b *Broker) paused(c *client, m protocol.Message) {
+	if c.pausings.answered(m) {
+		return
+	}
+	if m.Keep == 1 {
+		b.mu.Lock()
+		b.ledger.Pausable(c.id, ledger.Slot(m.Slot), 0)
+		b.mu.Unlock()
+	}
+	q, took := b.answered(c, m)
+	if q == nil || !q.part.Pause {
+		return
+	}
+	b.notes.say(slog.LevelInfo, c.uid, "a client was paused for another one", "client", c.id, "pid", c.pid, "label", c.label, "asked", q.part.Bytes,
+		"released", m.Bytes, "took", took, "error", protocol.Clean(m.Text, mostSaid))
+}
+
+// pauses reports whether a decision has memory in use paused.
+func pauses(parts []ledger.Part) bool {
+	return slices.ContainsFunc(parts, func(p ledger.Part) bool { return p.Pause })
+}
+
+// request is what the victim of a part is sent.
+func (q *question) request() protocol.Message {
+	p := &q.part
+	if p.Pause {
+		return protocol.Message{Kind: protocol.Pausing, ID: q.id, Slot: uint64(p.Slot), Keep: protocol.PauseForOthers}
+	}
+	return protocol.Message{Kind: protocol.GiveBack, ID: q.id, Slot: uint64(p.Slot), Bytes: p.Bytes, Keep: p.Keep, Hold: p.Hold}
+}
+
+// showEvery is how often grants are shown anew while a pause lasts: the segment has them for a while only.
+const showEvery = GrantLasts / 2

@@ -24,7 +24,9 @@ func (p pauser) Pause(dev cuda.Device) (uint64, error) {
 
 func (p pauser) Resume(dev cuda.Device) (uint64, error) { return p.Pause(dev) }
 
-func (pauser) NoConsent(error) bool { return false }
+func (p pauser) PauseForOthers(dev cuda.Device) (uint64, error) { return p.Pause(dev) }
+func (pauser) Pausable(cuda.Device) uint64                      { return 0 }
+func (pauser) NoConsent(error) bool                             { return false }
 
 // operator is a connection of an operator.
 func (n *node) operator(t *testing.T) *control.Conn {

@@ -219,7 +219,7 @@ func TestLimitsAtOnce(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			both.Go(func() { b.setRules(func() *policy.Policy { return new(policy.Policy).With(rule) }) })
+			both.Go(func() { b.setRules(func() *policy.Policy { return new(policy.Policy).With([]policy.Rule{rule}) }) })
 		}
 		both.Wait()
 		want := c.max(0)

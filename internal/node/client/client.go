@@ -41,4 +41,7 @@ type Pauser interface {
 	Pause(dev cuda.Device) (uint64, error)
 	Resume(dev cuda.Device) (uint64, error)
 	NoConsent(err error) bool
+	// Pausable is what the broker may pause for other processes now, in physical bytes; PauseForOthers pauses it, as Pause.
+	Pausable(dev cuda.Device) uint64
+	PauseForOthers(dev cuda.Device) (uint64, error)
 }

@@ -73,6 +73,10 @@ type device struct {
 
 	mu   sync.Mutex
 	open []openAsk // grants that stand; +checklocks:mu
+
+	declaring  sync.Mutex // held while the broker is sent what it may pause
+	declared   uint64     // that, as it was sent last; +checklocks:declaring
+	declaredTo *link      // +checklocks:declaring
 }
 
 // openAsk is a grant.
@@ -180,8 +184,14 @@ func (c *Client) device(dev cuda.Device) *device {
 
 // Admit leaves alone what others were granted.
 func (c *Client) Admit(dev cuda.Device, size uint64) bool {
-	l, d := c.link.Load(), c.device(dev)
-	if l == nil || d == nil {
+	d := c.device(dev)
+	return d == nil || c.admit(d, size, d.mine.Load())
+}
+
+// admit is Admit where so much of what the segment shows as granted is this process's.
+func (c *Client) admit(d *device, size, mine uint64) bool {
+	l := c.link.Load()
+	if l == nil {
 		return true
 	}
 	slot := d.slot.Load()
@@ -193,14 +203,14 @@ func (c *Client) Admit(dev cuda.Device, size uint64) bool {
 	if granted == 0 {
 		return true
 	}
-	others := granted - min(granted, d.mine.Load())
+	others := granted - min(granted, mine)
 	if got := d.got.Load(); got >= size { // what others were promised, and victims may never release, does not hold up a grant
 		others = released - min(released, got)
 	}
 	if others == 0 {
 		return true
 	}
-	free, err := c.cfg.Host.Free(dev)
+	free, err := c.cfg.Host.Free(d.id)
 	return err != nil || free >= others && free-others >= size
 }
 
@@ -209,33 +219,40 @@ func (c *Client) Admit(dev cuda.Device, size uint64) bool {
 func (c *Client) Ask(dev cuda.Device, need uint64, wait time.Duration) (granted uint64, note string) {
 	if d := c.device(dev); d != nil && c.cfg.Headroom != nil {
 		if room := c.cfg.Headroom(d.total); room > 0 {
-			if granted, note = c.ask(dev, need+room, 0); granted > 0 {
+			if granted, note = c.ask(dev, protocol.Message{Kind: protocol.Ask, Bytes: need + room, Limit: protocol.OnlyUnused}); granted > 0 {
 				return granted, note
 			}
 		}
 	}
-	return c.ask(dev, need, wait)
+	return c.ask(dev, protocol.Message{Kind: protocol.Ask, Bytes: need, Wait: wait})
 }
 
-// ask asks for so many bytes.
-func (c *Client) ask(dev cuda.Device, need uint64, wait time.Duration) (granted uint64, note string) {
+// ask is that for a question, of which the device is left out.
+func (c *Client) ask(dev cuda.Device, m protocol.Message) (granted uint64, note string) {
 	l, d := c.link.Load(), c.device(dev)
 	if l == nil || d == nil || d.slot.Load() < 0 {
 		_, why := c.Connected()
 		return 0, why
 	}
+	need, wait := m.Bytes, m.Wait
+	f := c.free(d, need)
 	d.mine.Add(need)
-	defer func() { d.mine.Add(granted - need) }()
-	id, p, err := c.question(l, protocol.Message{Kind: protocol.Ask, Slot: uint64(d.slot.Load()), Bytes: need, Wait: wait})
+	counted := uint64(0) // of what the segment shows
+	defer func() { d.mine.Add(counted - need) }()
+	m.Slot, m.Keep = uint64(d.slot.Load()), f.left
+	id, p, err := c.question(l, m)
 	if err != nil {
 		return 0, err.Error()
 	}
-	came := c.await(d, p, need, wait)
+	came := c.await(f, p, wait)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.asks, id)
 	switch {
+	case p.over.IsSet() && (p.bytes > 0 || !came):
 	case p.over.IsSet():
+		d.add(openAsk{bytes: need})
+		return need, fmt.Sprintf("others had created what they were granted; %s", p.words)
 	case came:
 		note = fmt.Sprintf("the driver had %d bytes more for this process meanwhile", need)
 		c.post(l, &protocol.Message{Kind: protocol.Done, ID: id, Slot: uint64(d.slot.Load())})
@@ -246,27 +263,53 @@ func (c *Client) ask(dev cuda.Device, need uint64, wait time.Duration) (granted 
 		c.post(l, &protocol.Message{Kind: protocol.Done, ID: id, Slot: uint64(d.slot.Load())})
 		return 0, fmt.Sprintf("the broker did not answer within %v", wait+grace)
 	}
-	if p.bytes > 0 {
+	if counted = p.bytes; counted > 0 {
 		d.add(openAsk{id, l, p.bytes})
 	}
 	return p.bytes, p.words
 }
 
-// await waits for an answer, and reports whether the driver has as much more meanwhile: processes that end, or are not Cistern's, say
-// nothing.
-func (c *Client) await(d *device, p *pending, need uint64, wait time.Duration) (came bool) {
+// freed is what the driver had free when a question began, and how much more is needed.
+type freed struct {
+	c            *Client
+	d            *device
+	before, need uint64
+	left         uint64 // free, and left to the grants of others
+	unknown      bool
+}
+
+// free looks at what the driver has before a question. What is left to the grants of others is this process's when those are over:
+// they may have created what they were granted before, and not have said so yet.
+func (c *Client) free(d *device, need uint64) *freed {
+	n, err := c.cfg.Host.Free(d.id)
+	f := &freed{c: c, d: d, before: n, need: need, unknown: err != nil}
+	if err == nil && !c.admit(d, min(n, need), d.mine.Load()) {
+		f.before, f.left = 0, n
+	}
+	return f
+}
+
+// came reports whether the driver has what is needed for this process by now, beside what others were granted.
+func (f *freed) came() bool {
+	n, err := f.c.cfg.Host.Free(f.d.id)
+	mine := f.d.mine.Load() // with what was asked for, of which the segment need not show anything
+	return !f.unknown && err == nil && n >= f.before+f.need && f.c.admit(f.d, f.before+f.need, mine-min(mine, f.need))
+}
+
+// await waits for an answer, and reports whether the driver has what is needed for this process meanwhile: processes that end, or are
+// not Cistern's, say nothing.
+func (c *Client) await(f *freed, p *pending, wait time.Duration) (came bool) {
 	const each = 50 * time.Millisecond
-	before, err := c.cfg.Host.Free(d.id)
 	limit := deadline.Deadline{Limit: wait + grace}
 	for n := 0; ; n++ {
-		left := limit.Left(time.Now())
-		if left <= 0 || p.over.Wait(min(left, each)) {
+		rest := limit.Left(time.Now())
+		if rest <= 0 {
 			return false
 		}
-		if n < 2 || err != nil {
-			continue
+		if p.over.Wait(min(rest, each)) {
+			return f.left > 0 && f.came()
 		}
-		if now, bad := c.cfg.Host.Free(d.id); bad == nil && now >= before+need && c.Admit(d.id, before+need) {
+		if n >= 2 && f.came() {
 			return true
 		}
 	}
@@ -301,11 +344,12 @@ func (c *Client) Done(dev cuda.Device, granted uint64) {
 	if !found {
 		return
 	}
-	d.mine.Add(-o.bytes)
-	if o.id != 0 {
-		d.got.Add(-o.bytes)
+	if o.id == 0 { // no grant: the segment does not show it
+		return
 	}
-	if o.id != 0 && o.link == c.link.Load() {
+	d.mine.Add(-o.bytes)
+	d.got.Add(-o.bytes)
+	if o.link == c.link.Load() {
 		c.send(o.link, &protocol.Message{Kind: protocol.Done, ID: o.id, Slot: uint64(max(d.slot.Load(), 0))})
 	}
 }
@@ -325,7 +369,7 @@ func (c *Client) Grown(dev cuda.Device) {
 	if err != nil || free >= keep || time.Now().UnixNano() < d.spared.Load() {
 		return
 	}
-	if granted, _ := c.ask(dev, keep-free, 0); granted > 0 {
+	if granted, _ := c.ask(dev, protocol.Message{Kind: protocol.Ask, Bytes: keep - free, Limit: protocol.OnlyUnused}); granted > 0 {
 		c.Done(dev, granted)
 	} else {
 		d.spared.Store(time.Now().Add(noHeadroom).UnixNano())
@@ -407,9 +451,15 @@ func (c *Client) give() {
 		if l == nil || !ok {
 			continue
 		}
+		if m.Kind == protocol.Joined {
+			c.Declare(dev)
+			continue
+		}
 		answer := protocol.Message{Kind: protocol.Gave, ID: m.ID, Slot: m.Slot}
 		answer.Status, _ = c.cfg.Host.Status(dev)
-		if m.Bytes > 0 {
+		if m.Bytes == 0 {
+			c.Declare(dev) // the memory in question may have grown
+		} else {
 			var err error
 			if answer.Bytes, err = c.cfg.Host.GiveBack(dev, m.Bytes, max(m.Keep, answer.Status.Floor(m.Hold))); err != nil {
 				answer.Text = err.Error()

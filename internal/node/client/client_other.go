@@ -40,5 +40,8 @@ func (*Client) Grown(cuda.Device) {}
 // Available knows nothing.
 func (*Client) Available(cuda.Device) (bytes, limit uint64, known bool) { return 0, 0, false }
 
+// Declare does nothing.
+func (*Client) Declare(cuda.Device) {}
+
 // Others is nothing.
 func (*Client) Others(cuda.Device) uint64 { return 0 }

@@ -16,7 +16,7 @@
 // # Nothing in steady state
 //
 // The broker reads what a process has from its status segment (internal/live). A message is sent when a request lacks memory, when
-// another process's does, and when a device comes into use.
+// another process's does, when a device comes into use, and when the program changes what the broker may pause.
 //
 // Linux has all of this; elsewhere New is nil and all methods do nothing.
 package client

@@ -328,6 +328,12 @@ func (c *Client) joined(m *protocol.Message) error {
 		c.cfg.Host.SetMax(d.id, m.Limit)
 		d.joined.Set()
 	}
+	if d != nil && m.Kind == protocol.Joined {
+		select {
+		case c.gives <- *m: // what the broker may pause is said from there, which may wait for the engine's locks
+		default: // and again when the broker asks what there is
+		}
+	}
 	return nil
 }
 

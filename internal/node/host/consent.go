@@ -3,6 +3,7 @@ package host
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/cuda"
 	"github.com/cistern-gpu/cistern/internal/node/client"
@@ -14,19 +15,40 @@ import (
 type Consent struct {
 	Pause, Resume func() (bytes uint64, err error)
 	Return        func() error
+	// Pausable is how many bytes Pause would return now, where the broker may pause for other processes too; nil: it may not.
+	Pausable func() uint64
 }
 
 // Consents are those of a process. The zero value has none.
 type Consents struct {
-	mu sync.Mutex
-	of map[cuda.Device]*consent // +checklocks:mu
+	mu      sync.Mutex
+	of      map[cuda.Device]*consent // +checklocks:mu
+	declare func(dev cuda.Device)    // +checklocks:mu
 }
 
 // consent is the state of a device.
 type consent struct {
-	mu     sync.Mutex // held while memory is paused or resumed
-	given  *Consent   // nil: none; +checklocks:mu
-	paused *Consent   // under which the node paused or tried to, nil: it did not; +checklocks:mu
+	mu     sync.Mutex              // held while memory is paused or resumed
+	given  *Consent                // nil: none; +checklocks:mu
+	paused *Consent                // under which the node paused or tried to, nil: it did not; +checklocks:mu
+	others atomic.Pointer[Consent] // under which the broker may pause for other processes; nil: it may not
+}
+
+// OnChange has f called when what the broker may pause for other processes has changed, with no lock.
+func (c *Consents) OnChange(f func(dev cuda.Device)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.declare = f
+}
+
+// changed notifies the client.
+func (c *Consents) changed(dev cuda.Device) {
+	c.mu.Lock()
+	f := c.declare
+	c.mu.Unlock()
+	if f != nil {
+		f(dev)
+	}
 }
 
 // ErrNoConsent is why memory is not paused.
@@ -51,7 +73,16 @@ var ErrAllowed = errors.New("pausing by the node is allowed already: end that fi
 
 // Allow gives consent for a device. Memory that is still paused, as Deny failed, is returned before.
 func (c *Consents) Allow(dev cuda.Device, to Consent) error {
-	x := c.device(dev)
+	if err := c.device(dev).allow(&to); err != nil {
+		return err
+	}
+	if to.Pausable != nil {
+		c.changed(dev)
+	}
+	return nil
+}
+
+func (x *consent) allow(to *Consent) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.given != nil {
@@ -63,7 +94,10 @@ func (c *Consents) Allow(dev cuda.Device, to Consent) error {
 		}
 		x.paused = nil
 	}
-	x.given = &to
+	x.given = to
+	if to.Pausable != nil {
+		x.others.Store(to)
+	}
 	return nil
 }
 
@@ -71,6 +105,9 @@ func (c *Consents) Allow(dev cuda.Device, to Consent) error {
 // paused; Deny may be called again.
 func (c *Consents) Deny(dev cuda.Device) error {
 	x := c.device(dev)
+	if x.others.Swap(nil) != nil { // before the wait: from now on no pause for others begins
+		c.changed(dev)
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.given = nil
@@ -97,6 +134,37 @@ func (h *Host) Pause(dev cuda.Device) (uint64, error) {
 	}
 	x.paused = x.given // also if it fails: memory that cannot come back then stays paused
 	return x.given.Pause()
+}
+
+// PauseForOthers pauses memory of a device for another process, where the program lets the broker do so.
+func (h *Host) PauseForOthers(dev cuda.Device) (uint64, error) {
+	x, err := h.consent(dev)
+	if err != nil {
+		return 0, err
+	}
+	if x.others.Load() == nil { // it is not to wait for a resume that is under way
+		return 0, ErrNoConsent
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	to := x.others.Load()
+	if to == nil {
+		return 0, ErrNoConsent
+	}
+	x.paused = to
+	return to.Pause()
+}
+
+// Pausable is what PauseForOthers would return to the device.
+func (h *Host) Pausable(dev cuda.Device) uint64 {
+	x, err := h.consent(dev)
+	if err != nil {
+		return 0
+	}
+	if to := x.others.Load(); to != nil {
+		return to.Pausable()
+	}
+	return 0
 }
 
 // Resume resumes memory of a device for the node.

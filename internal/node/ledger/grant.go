@@ -17,6 +17,8 @@ type Grant struct {
 	need     uint64
 	promised uint64 // that others were asked for and have not answered
 	got      uint64 // that others released
+	left     uint64 // that the driver had free for the grants of others when it began
+	noPause  bool   // for it
 }
 
 // Part is what one victim is asked for on behalf of a grant.
@@ -27,6 +29,7 @@ type Part struct {
 	Bytes  uint64
 	Keep   uint64        // reserved bytes that stay, by policy
 	Hold   time.Duration // for the victim's own floor
+	Pause  bool          // of memory in use that the victim is to pause
 	At     time.Duration // when that was decided
 }
 
@@ -92,14 +95,16 @@ func (l *Ledger) Decide(now time.Duration, id uint64) Decision {
 			continue
 		}
 		could += less(a.Status.Reserved, a.Policy.Min)
-		if spare := l.spare(now, a); spare > 0 {
-			c.victims = append(c.victims, victim{account: a, spare: spare})
-			c.spare += spare
-		}
+		c.consider(a)
 	}
 	switch {
 	case c.spare >= need:
 		return Decision{Verdict: Take, Parts: c.take(id, g)}
+	case c.spare+c.pausable >= need && !g.noPause:
+		parts := c.pause(id, g)
+		return Decision{Verdict: Take, Parts: append(parts, c.take(id, g)...)}
+	case could < need && less(need, c.spare) <= g.left && l.standing(g):
+		return Decision{Verdict: Wait, Why: "free memory is left to grants of other processes"}
 	case could < need:
 		return Decision{Verdict: Refuse, Why: fmt.Sprintf("other clients have %s reserved above their minimum", units.FormatBytes(could))}
 	case now < l.clients[g.client].vain:
@@ -111,17 +116,56 @@ func (l *Ledger) Decide(now time.Duration, id uint64) Decision {
 
 // choice is one choice of victims.
 type choice struct {
-	l       *Ledger
-	now     time.Duration
-	need    uint64
-	spare   uint64
-	victims []victim
+	l        *Ledger
+	now      time.Duration
+	need     uint64
+	spare    uint64 // unused memory of all
+	victims  []victim
+	pausable uint64 // memory in use of all that may be paused
+	pausers  []victim
 }
 
 type victim struct {
 	account *Account
 	spare   uint64 // that is left
 	taken   uint64
+}
+
+// consider adds what an account has.
+func (c *choice) consider(a *Account) {
+	if n := c.l.spare(c.now, a); n > 0 {
+		c.victims = append(c.victims, victim{account: a, spare: n})
+		c.spare += n
+	}
+	if n := c.l.pausable(c.now, a); n > 0 {
+		c.pausers = append(c.pausers, victim{account: a, spare: n})
+		c.pausable += n
+	}
+}
+
+// standing reports whether others were granted memory of the device. What they have created of it counts against the asker until they
+// say so.
+func (l *Ledger) standing(g *Grant) bool {
+	for _, x := range l.grants {
+		if x.slot == g.slot && x.client != g.client && x.got > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// OnlyUnused has nothing be paused for a grant.
+func (l *Ledger) OnlyUnused(id uint64) {
+	if g := l.grants[id]; g != nil {
+		g.noPause = true
+	}
+}
+
+// Leaves notes what the driver has free that the asker leaves to the grants of others.
+func (l *Ledger) Leaves(id uint64, bytes uint64) {
+	if g := l.grants[id]; g != nil {
+		g.left = bytes
+	}
 }
 
 // take chooses, and notes what is asked for.
@@ -195,11 +239,15 @@ func (l *Ledger) Gave(now time.Duration, p Part, released uint64, s protocol.Sta
 	}
 	if g := l.grants[p.Grant]; g != nil {
 		g.promised = less(g.promised, p.Bytes)
-		g.got += released
+		got := released
+		if p.Pause {
+			got = min(got, p.Bytes)
+		}
+		g.got += got
 		if d := l.devices[g.slot]; d != nil {
 			if a := d.of(g.client); a != nil {
-				a.Granted += released
-				a.Got += released
+				a.Granted += got
+				a.Got += got
 			}
 		}
 	}
@@ -209,6 +257,10 @@ func (l *Ledger) Gave(now time.Duration, p Part, released uint64, s protocol.Sta
 	}
 	a.Status = l.devices[p.Slot].possible(s)
 	a.Gave += released
+	if p.Pause {
+		l.pausedFor(now, a, released)
+		return
+	}
 	if released < p.Bytes {
 		a.barren = now + Barren
 	}
@@ -226,8 +278,14 @@ func (l *Ledger) Missed(p Part) {
 	if g := l.grants[p.Grant]; g != nil {
 		g.promised = less(g.promised, p.Bytes)
 	}
-	if a := l.answered(p); a != nil {
-		a.Missed++
+	a := l.answered(p)
+	if a == nil {
+		return
+	}
+	a.Missed++
+	if p.Pause { // copying takes a while: it may answer all else. It says so where it may be paused again
+		a.Pausable = 0
+	} else {
 		a.barren = max(a.barren, p.At+Barren)
 		l.clients[p.Client].mute = true
 	}
@@ -240,7 +298,11 @@ func (l *Ledger) answered(p Part) *Account {
 		return nil
 	}
 	a := d.of(p.Client)
-	if a != nil {
+	switch {
+	case a == nil:
+	case p.Pause:
+		a.pausing = false
+	default:
 		a.Asked = less(a.Asked, p.Bytes)
 	}
 	return a

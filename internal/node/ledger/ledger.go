@@ -16,8 +16,14 @@
 //
 // # All or nothing
 //
-// Nothing is taken for a request that what is unused cannot meet. Where the clients have as much reserved, the asker waits for it to
-// become unused (Wait); one that waited in vain does not wait again for a while.
+// Nothing is taken for a request that what is unused, and what may be paused, cannot meet. Where the clients have as much reserved,
+// the asker waits for it to become unused (Wait); one that waited in vain does not wait again for a while. Memory that was granted
+// to others counts against the asker until they say that they have created it, so it waits for that as well.
+//
+// # Pausing
+//
+// Memory in use whose owner lets the broker pause it (pausing.go) is the second choice: for what the unused memory of all clients
+// lacks, in the same order.
 package ledger
 
 import (
@@ -39,6 +45,8 @@ const (
 	Barren = time.Second
 	// InVain is how long a client that waited and was granted nothing does not wait again.
 	InVain = 5 * time.Second
+	// PauseRest is how long a client that was paused for others is not paused again: contents were copied for it.
+	PauseRest = 5 * time.Second
 	// Burst and Rate bound the questions of a client: so many at once, and so many a second.
 	Burst = 200
 	Rate  = 200
@@ -80,6 +88,11 @@ type Account struct {
 	Got      uint64 // bytes that it was ever granted
 	Refaults uint64
 	Missed   uint64 // questions that it did not answer
+
+	Pausable uint64        // bytes in use that it lets the broker pause, as it said last
+	Pauses   uint64        // how often it paused for others
+	pausing  bool          // it was asked to pause and has not answered
+	rested   time.Duration // until then it is not paused
 
 	gaveAt time.Duration // of a refault that may come; negative: none
 	barren time.Duration // until then

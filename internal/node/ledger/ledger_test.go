@@ -346,20 +346,24 @@ type oracle struct {
 }
 
 type oracleClient struct {
-	status protocol.Status
-	policy Policy
-	mute   bool
-	barren time.Duration
+	status   protocol.Status
+	policy   Policy
+	mute     bool
+	barren   time.Duration
+	pausable uint64
+	rested   time.Duration
 }
 
 type oracleGrant struct {
 	client    ClientID
 	need, got uint64
+	left      uint64
+	noPause   bool
 }
 
 func (o *oracle) asked(c ClientID) (n uint64) {
 	for _, p := range o.parts {
-		if p.Client == c {
+		if p.Client == c && !p.Pause {
 			n += p.Bytes
 		}
 	}
@@ -388,6 +392,21 @@ func (o *oracle) spare(now time.Duration, c ClientID, hold time.Duration) uint64
 			return n + step
 		}
 	}
+}
+
+// pausing reports whether a client was asked to pause and has not answered.
+func (o *oracle) pausing(c ClientID) bool {
+	return slices.ContainsFunc(o.parts, func(p Part) bool { return p.Client == c && p.Pause })
+}
+
+// pausable is what a client may be asked to pause at most: what it said, of what is not asked for without, if its min stays.
+func (o *oracle) pausable(now time.Duration, c ClientID, spare uint64) uint64 {
+	x := o.clients[c]
+	n := min(x.pausable, less(x.status.Reserved, spare+o.asked(c)))
+	if x.mute || now < x.rested || o.pausing(c) || x.status.Reserved-n < x.policy.Min {
+		return 0
+	}
+	return n
 }
 
 // TestOracle: random operations, with clients that come, go, lie and die, against the oracle.
@@ -477,7 +496,10 @@ func random(t *testing.T, seed uint64, steps int) {
 			if !ok || delay < 0 {
 				t.Fatalf("step %d: %v %v", step, delay, ok)
 			}
-			o.grants[id] = &oracleGrant{client: c, need: need}
+			o.grants[id] = &oracleGrant{client: c, need: need, left: r.Uint64N(gib) * r.Uint64N(2), noPause: r.IntN(4) == 0}
+			if l.Leaves(id, o.grants[id].left); o.grants[id].noPause {
+				l.OnlyUnused(id)
+			}
 		case op < 75:
 			id := grant()
 			if id == 0 {
@@ -488,24 +510,11 @@ func random(t *testing.T, seed uint64, steps int) {
 			i := r.IntN(len(o.parts))
 			p := o.parts[i]
 			o.parts = slices.Delete(o.parts, i, i+1)
-			x := o.clients[p.Client]
-			if r.IntN(10) == 0 {
-				l.Missed(p)
-				x.mute, x.barren = true, max(x.barren, p.At+Barren)
-				break
-			}
-			released, s := p.Bytes, status()
-			if r.IntN(3) == 0 {
-				released = r.Uint64N(p.Bytes + 1)
-			}
-			l.Gave(now, p, released, s)
-			x.status = credible(s)
-			if released < p.Bytes {
-				x.barren = now + Barren
-			}
-			if g := o.grants[p.Grant]; g != nil {
-				g.got += released
-			}
+			o.answer(l, now, p, r, status())
+		case op < 91:
+			n := r.Uint64N(4*gib) * r.Uint64N(1<<40) >> r.IntN(41) // now and then a lie
+			l.Pausable(c, 0, n)
+			o.clients[c].pausable = min(n, 80*gib)
 		case op < 93:
 			l.Heard(c)
 			o.clients[c].mute = false
@@ -516,6 +525,40 @@ func random(t *testing.T, seed uint64, steps int) {
 			}
 		}
 		o.compare(t, l, step)
+	}
+}
+
+// answer answers a part, or does not.
+func (o *oracle) answer(l *Ledger, now time.Duration, p Part, r *rand.Rand, s protocol.Status) {
+	x := o.clients[p.Client]
+	if r.IntN(10) == 0 {
+		l.Missed(p)
+		if p.Pause {
+			x.pausable = 0
+		} else {
+			x.mute, x.barren = true, max(x.barren, p.At+Barren)
+		}
+		return
+	}
+	released := p.Bytes
+	switch {
+	case r.IntN(3) == 0:
+		released = r.Uint64N(p.Bytes + 1)
+	case p.Pause: // all goes, whatever the grant needs
+		released += r.Uint64N(8 * gib)
+	}
+	l.Gave(now, p, released, s)
+	x.status = credible(s)
+	switch {
+	case p.Pause && released == 0:
+		x.rested = now + Barren
+	case p.Pause:
+		x.pausable, x.rested = 0, now+PauseRest
+	case released < p.Bytes:
+		x.barren = now + Barren
+	}
+	if g := o.grants[p.Grant]; g != nil {
+		g.got += min(released, p.Bytes)
 	}
 }
 
@@ -535,7 +578,7 @@ func credible(s protocol.Status) protocol.Status {
 func (o *oracle) decide(t *testing.T, l *Ledger, now time.Duration, id uint64, step int) {
 	t.Helper()
 	g := o.grants[id]
-	could, unused, spare := uint64(0), uint64(0), map[ClientID]uint64{}
+	could, unused, spare, inUse, pausable := uint64(0), uint64(0), map[ClientID]uint64{}, uint64(0), map[ClientID]uint64{}
 	for c, x := range o.clients {
 		if c == g.client {
 			continue
@@ -543,14 +586,25 @@ func (o *oracle) decide(t *testing.T, l *Ledger, now time.Duration, id uint64, s
 		a, _ := l.Account(c, 0)
 		spare[c] = o.spare(now, c, a.Hold)
 		unused += spare[c]
+		pausable[c] = o.pausable(now, c, spare[c])
+		inUse += pausable[c]
 		could += less(x.status.Reserved, x.policy.Min)
+	}
+	if g.noPause {
+		inUse, pausable = 0, map[ClientID]uint64{}
 	}
 	need, open := less(g.need, g.got), o.promised(id) > 0
 	d := l.Decide(now, id)
 	taken := uint64(0)
 	for _, p := range d.Parts {
-		if p.Bytes == 0 || p.Bytes > spare[p.Client] || p.Grant != id || p.Client == g.client || p.Keep != o.clients[p.Client].policy.Min {
-			t.Fatalf("step %d: %+v of %d", step, p, spare[p.Client])
+		most, keep := spare[p.Client], o.clients[p.Client].policy.Min
+		if p.Pause {
+			if most, keep = pausable[p.Client], 0; unused >= need {
+				t.Fatalf("step %d: %+v, though %d are unused of %d", step, p, unused, need)
+			}
+		}
+		if p.Bytes == 0 || p.Bytes > most || p.Grant != id || p.Client == g.client || p.Keep != keep {
+			t.Fatalf("step %d: %+v of %d", step, p, most)
 		}
 		taken += p.Bytes
 		o.parts = append(o.parts, p)
@@ -565,10 +619,21 @@ func (o *oracle) decide(t *testing.T, l *Ledger, now time.Duration, id uint64, s
 			t.Fatalf("step %d: %d of %d", step, taken, need)
 		}
 	case Wait, Refuse:
-		if unused >= need && need > 0 && !open || taken > 0 || d.Verdict == Wait && could < need || d.Why == "" {
+		if unused+inUse >= need && need > 0 && !open || taken > 0 || d.Why == "" ||
+			(d.Verdict == Wait) != (could >= need && now >= l.clients[g.client].vain || could < need && unused+g.left >= need && o.standing(g) > 0) {
 			t.Fatalf("step %d: %v, though %d are unused of %d, %d in all", step, d.Verdict, unused, need, could)
 		}
 	}
+}
+
+// standing is what others were granted.
+func (o *oracle) standing(g *oracleGrant) (n uint64) {
+	for _, x := range o.grants {
+		if x.client != g.client {
+			n += x.got
+		}
+	}
+	return n
 }
 
 // compare checks the sums.
@@ -589,7 +654,7 @@ func (o *oracle) compare(t *testing.T, l *Ledger, step int) {
 		t.Fatalf("step %d: %d clients, %d grants, want %d, %d", step, len(l.Accounts(0)), len(l.grants), len(o.clients), len(o.grants))
 	}
 	for _, a := range l.Accounts(0) {
-		if x := o.clients[a.Client]; x == nil || a.Asked != o.asked(a.Client) || a.Granted != by[a.Client] || a.Status != x.status || l.Mute(a.Client) != x.mute {
+		if x := o.clients[a.Client]; x == nil || a.Asked != o.asked(a.Client) || a.Granted != by[a.Client] || a.Pausable != x.pausable || a.pausing != o.pausing(a.Client) || a.Status != x.status || l.Mute(a.Client) != x.mute {
 			t.Fatalf("step %d: %+v, want asked %d, granted %d, %+v", step, a, o.asked(a.Client), by[a.Client], x)
 		}
 	}

@@ -24,6 +24,10 @@ const modelClients = 3
 type modelClient struct {
 	alive, connected bool
 	reserved, active int
+	allowed          int  // of active: that the broker may pause, at first
+	denied           bool // not any more
+	denyIn           bool // that is on its way to the broker
+	paused           int  // what went, and is to come back
 	request          modelRequest
 	askIn, doneIn    bool // on their way to the broker
 	replyIn          bool // on its way to the client
@@ -62,6 +66,9 @@ const (
 	givesInUse              // victims give what is in use
 	keepsGrants             // the end of a request does not end its grant
 	askedForEver            // a client that answers too late is asked again at once
+	pausesDenied            // victims pause what their owner does not allow any more
+	countsAll               // a grant counts all that a pause released
+	losesPaused             // a resume takes memory that is not there
 )
 
 // model is a state.
@@ -77,6 +84,7 @@ type model struct {
 	needs          [modelClients]int
 	fault          modelFault
 	expired        bool // a grant was ended by time, so its client may find nothing
+	wrong          string
 }
 
 func (m *model) clone() *model {
@@ -119,12 +127,13 @@ func (m *model) key() string {
 		if cl := m.l.clients[ClientID(i+1)]; cl != nil {
 			a := m.l.devices[0].of(ClientID(i + 1))
 			fmt.Fprint(&b, "a", cl.mute, cl.vain > m.now, a.Status.Reserved/Grain, a.Status.Active/Grain, a.Asked/Grain, a.Granted/Grain, a.Hold, a.gaveAt >= 0,
-				a.gaveAt >= 0 && m.now-a.gaveAt <= RefaultWindow, a.barren > m.now, a.Refaults)
+				a.gaveAt >= 0 && m.now-a.gaveAt <= RefaultWindow, a.barren > m.now, a.Refaults,
+				"p", a.Pausable/Grain, a.pausing, a.rested > m.now)
 		}
 	}
 	parts := make([]string, 0, len(m.parts))
 	for _, p := range m.parts {
-		parts = append(parts, fmt.Sprint(p.part.Client, p.asker, p.part.Bytes/Grain, p.answerIn, p.released, p.late, p.status.Reserved/Grain, p.status.Active/Grain, m.l.grants[p.part.Grant] != nil))
+		parts = append(parts, fmt.Sprint(p.part.Client, p.part.Pause, p.asker, p.part.Bytes/Grain, p.answerIn, p.released, p.late, p.status.Reserved/Grain, p.status.Active/Grain, m.l.grants[p.part.Grant] != nil))
 	}
 	slices.Sort(parts)
 	return b.String() + strings.Join(parts, "/")
@@ -211,8 +220,12 @@ func (m *model) ofClient(i int, c *modelClient, add func(string, int, func(*mode
 			c.connected = true
 			m.l.Join(m.now, ClientID(i+1), 0, uint64(m.total())*Grain, m.policy[i])
 			m.l.Update(ClientID(i+1), 0, m.status(i))
+			if !c.denied && c.paused == 0 {
+				m.l.Pausable(ClientID(i+1), 0, uint64(c.allowed)*Grain)
+			}
 		})
 	}
+	m.ofOwner(i, c, add)
 	if c.request == notYet && m.needs[i] > 0 {
 		add("request", i, func(m *model, c *modelClient) {
 			switch {
@@ -237,7 +250,7 @@ func (m *model) ofClient(i int, c *modelClient, add func(string, int, func(*mode
 			c.request, c.doneIn = over, c.connected && c.grant != 0
 		})
 	}
-	if c.moves > 0 && c.active > 0 {
+	if c.moves > 0 && c.active > c.stays() {
 		add("free", i, func(m *model, c *modelClient) { c.moves--; c.active-- })
 	}
 	if c.moves > 0 && c.active < c.reserved {
@@ -248,8 +261,55 @@ func (m *model) ofClient(i int, c *modelClient, add func(string, int, func(*mode
 			m.deaths--
 			m.free += c.reserved
 			c.alive, c.reserved, c.active, c.replyIn, c.moves = false, 0, 0, false, 0
+			c.allowed, c.denyIn, c.paused = 0, false, 0
 		})
 	}
+}
+
+// stays is what the program neither uses nor frees, as it let the broker pause it.
+func (c *modelClient) stays() int {
+	if c.denied || c.paused > 0 {
+		return 0
+	}
+	return c.allowed
+}
+
+// ofOwner are the steps of a client that let the broker pause memory: it ends that, and has what was paused again where that fits.
+func (m *model) ofOwner(i int, c *modelClient, add func(string, int, func(*model, *modelClient))) {
+	if c.allowed > 0 && !c.denied {
+		add("deny", i, func(m *model, c *modelClient) { c.denied, c.denyIn = true, c.connected })
+	}
+	if c.denied && c.paused > 0 && (m.fault == losesPaused || m.free-m.othersGrants(i) >= c.paused) {
+		add("resume", i, func(m *model, c *modelClient) {
+			m.free -= c.paused
+			c.reserved += c.paused
+			c.active += c.paused
+			c.paused = 0
+		})
+	}
+	if c.denyIn {
+		add("denied", i, func(m *model, c *modelClient) {
+			c.denyIn = false
+			m.l.Pausable(ClientID(i+1), 0, 0)
+		})
+	}
+}
+
+// pause is what a victim does: it pauses all that it allows, or nothing.
+func (m *model) pause(i int) (released int) {
+	v := &m.clients[i]
+	if v.denied && m.fault != pausesDenied || v.paused > 0 {
+		return 0
+	}
+	if v.denied {
+		m.wrong = fmt.Sprintf("client %d paused memory that its owner uses", i)
+	}
+	released = min(v.allowed, v.active)
+	v.active -= released
+	v.reserved -= released
+	v.paused += released
+	m.free += released
+	return released
 }
 
 // ofBroker are the broker's steps about a client.
@@ -280,7 +340,7 @@ func (m *model) ofBroker(i int, id ClientID, c *modelClient, add func(string, in
 			c.grant = 0
 		})
 	}
-	heard := !c.askIn && !c.doneIn && !slices.ContainsFunc(m.parts, func(p modelPart) bool { return p.part.Client == id && p.answerIn })
+	heard := !c.askIn && !c.doneIn && !c.denyIn && !slices.ContainsFunc(m.parts, func(p modelPart) bool { return p.part.Client == id && p.answerIn })
 	if !c.alive && c.connected && heard && !m.promisedTo(i) { // what it sent before is read before its end
 		add("leave", i, func(m *model, c *modelClient) {
 			m.parts = slices.DeleteFunc(m.parts, func(p modelPart) bool {
@@ -305,8 +365,12 @@ func (m *model) decide(i int, fresh bool) {
 			}
 		}
 	}
+	g, unused := *m.l.grants[c.grant], m.l.Available(m.now, ClientID(i+1), 0)
 	d := m.l.Decide(m.now, c.grant)
 	if d.Verdict == Take {
+		if paused := slices.ContainsFunc(d.Parts, func(p Part) bool { return p.Pause }); paused && unused >= g.need-g.got {
+			m.wrong = "memory in use was to be paused, though there is unused memory"
+		}
 		for _, p := range d.Parts {
 			m.parts = append(m.parts, modelPart{part: p, asker: i})
 		}
@@ -343,8 +407,15 @@ func (m *model) ofPart(k int, add func(string, func(*model, *modelPart))) {
 				p.answerIn, p.status = true, m.status(victim)
 			})
 		}
-		give(m.total())
-		give(0) // it cannot, as what it has waits for the GPU
+		if p.part.Pause {
+			add("pause, of part", func(m *model, p *modelPart) {
+				p.released = m.pause(victim)
+				p.answerIn, p.status = true, m.status(victim)
+			})
+		} else {
+			give(m.total())
+		}
+		give(0) // it cannot, as what it has waits for the GPU, or a capture is under way
 	}
 	if p.answerIn {
 		add("gave, of part", func(m *model, p *modelPart) {
@@ -353,7 +424,11 @@ func (m *model) ofPart(k int, add func(string, func(*model, *modelPart))) {
 				m.l.Update(p.part.Client, 0, p.status)
 			} else {
 				m.l.Heard(p.part.Client)
-				m.l.Gave(m.now, p.part, uint64(p.released)*Grain, p.status)
+				part := p.part
+				if m.fault == countsAll {
+					part.Bytes = max(part.Bytes, uint64(p.released)*Grain)
+				}
+				m.l.Gave(m.now, part, uint64(p.released)*Grain, p.status)
 			}
 			drop(m)
 		})
@@ -378,7 +453,7 @@ func (m *model) restart() {
 	m.parts = nil
 	for i := range m.clients {
 		c := &m.clients[i]
-		c.connected, c.askIn, c.doneIn, c.replyIn, c.running, c.grant = false, false, false, false, false, 0
+		c.connected, c.askIn, c.doneIn, c.replyIn, c.denyIn, c.running, c.grant = false, false, false, false, false, false, 0
 		if c.request == waiting {
 			c.request = over // the link is lost: the request goes on without
 		}
@@ -398,6 +473,9 @@ func (m *model) total() int {
 func (m *model) check(total int) error {
 	if m.total() != total || m.free < 0 {
 		return fmt.Errorf("%d of %d grains are there, %d free", m.total(), total, m.free)
+	}
+	if m.wrong != "" {
+		return errors.New(m.wrong)
 	}
 	granted, created := 0, 0
 	for i, c := range m.clients {
@@ -435,7 +513,7 @@ func (m *model) checkEnd() error {
 		if known != (c.alive && c.connected) {
 			return fmt.Errorf("client %d has an account: %v; it is there: %v", i, known, c.alive)
 		}
-		if known && (a.Asked != 0 || a.Granted != 0) {
+		if known && (a.Asked != 0 || a.Granted != 0 || a.pausing || c.denied && a.Pausable != 0) {
 			return fmt.Errorf("the account of client %d keeps %+v", i, a)
 		}
 		if known {
@@ -503,6 +581,7 @@ func (e *explorer) visit(m *model) error {
 // modelCase is where the exploration begins, in grains.
 type modelCase struct {
 	reserved, active, needs [modelClients]int
+	allowed                 [modelClients]int
 	min                     [modelClients]int
 	free                    int
 	deaths, breaks, jumps   int
@@ -514,7 +593,7 @@ func (c *modelCase) explore() (*explorer, error) {
 	m := &model{l: New(), free: c.free, deaths: c.deaths, breaks: c.breaks, jumps: c.jumps, needs: c.needs, fault: c.fault}
 	e := &explorer{total: c.free, seen: map[string]bool{}}
 	for i := range m.clients {
-		m.clients[i] = modelClient{alive: true, reserved: c.reserved[i], active: c.active[i], moves: c.moves[i]}
+		m.clients[i] = modelClient{alive: true, reserved: c.reserved[i], active: c.active[i], allowed: c.allowed[i], moves: c.moves[i]}
 		m.policy[i] = Policy{Min: uint64(c.min[i]) * Grain, Weight: 1}
 		e.total += c.reserved[i]
 	}
@@ -547,6 +626,8 @@ func TestModel(t *testing.T) {
 		"one asks, others have min": {reserved: [3]int{2, 1}, min: [3]int{1}, needs: [3]int{2: 2}, free: 1},
 		"two ask":                   {reserved: [3]int{2}, needs: [3]int{1: 1, 2: 1}},
 		"two ask each other":        {reserved: [3]int{1, 1}, needs: [3]int{1, 1}},
+		"one may be paused":         {reserved: [3]int{2, 1}, active: [3]int{2, 1}, allowed: [3]int{2}, needs: [3]int{2: 1}, moves: [3]int{0, 1}},
+		"cache, and one paused":     {reserved: [3]int{1, 2}, active: [3]int{1}, allowed: [3]int{1}, needs: [3]int{2: 3}},
 	})
 }
 
@@ -557,6 +638,10 @@ func TestSlowModel(t *testing.T) {
 		"two ask, one ends":               {reserved: [3]int{2}, needs: [3]int{1: 1, 2: 2}, deaths: 1},
 		"two ask, broker ends":            {reserved: [3]int{2}, needs: [3]int{1: 1, 2: 1}, breaks: 1},
 		"two ask each other, time passes": {reserved: [3]int{1, 1}, needs: [3]int{1, 1}, jumps: 1},
+		"one may be paused, one ends":     {reserved: [3]int{2, 1}, active: [3]int{2, 0}, allowed: [3]int{2}, needs: [3]int{2: 2}, deaths: 1},
+		"one paused, broker ends":         {reserved: [3]int{1, 1}, active: [3]int{1}, allowed: [3]int{1}, needs: [3]int{2: 2}, breaks: 1},
+		"one paused, time passes":         {reserved: [3]int{2}, active: [3]int{2}, allowed: [3]int{2}, needs: [3]int{2: 1}, jumps: 1},
+		"two want one paused":             {reserved: [3]int{2}, active: [3]int{2}, allowed: [3]int{2}, needs: [3]int{1: 1, 2: 1}},
 		"one asks, one and broker end":    {reserved: [3]int{1, 1}, needs: [3]int{2: 2}, deaths: 1, breaks: 1, moves: [3]int{1}},
 	})
 }
@@ -572,6 +657,9 @@ func TestModelFindsFaults(t *testing.T) {
 		{givesInUse, modelCase{reserved: [3]int{2}, needs: [3]int{2: 2}, moves: [3]int{1}}, "are in use"},
 		{keepsGrants, modelCase{reserved: [3]int{1, 1}, needs: [3]int{2: 2}}, "keeps {"},
 		{askedForEver, modelCase{reserved: [3]int{1, 1}, needs: [3]int{2: 2}}, "need not end"},
+		{pausesDenied, modelCase{reserved: [3]int{2}, active: [3]int{2}, allowed: [3]int{2}, needs: [3]int{2: 1}}, "its owner uses"},
+		{countsAll, modelCase{reserved: [3]int{2}, active: [3]int{2}, allowed: [3]int{2}, needs: [3]int{1: 1, 2: 1}}, "given twice"},
+		{losesPaused, modelCase{reserved: [3]int{1}, active: [3]int{1}, allowed: [3]int{1}, needs: [3]int{2: 1}}, "free"},
 	} {
 		c.in.fault = c.fault
 		if _, err := c.in.explore(); err == nil || !strings.Contains(err.Error(), c.want) {

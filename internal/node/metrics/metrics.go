@@ -138,6 +138,7 @@ var devices = append([]figure[protocol.Device]{
 	gauge(ofDevice, "cistern_node_device_active_bytes", "Memory that clients use.", func(d *protocol.Device) float64 { return float64(d.Active) }),
 	gauge(ofDevice, "cistern_node_device_cached_bytes", "Reserved memory that no client uses.", func(d *protocol.Device) float64 { return float64(d.Cached) }),
 	gauge(ofDevice, "cistern_node_device_paused_bytes", "Allocations whose memory was returned by a pause.", func(d *protocol.Device) float64 { return float64(d.Paused) }),
+	gauge(ofDevice, "cistern_node_device_pausable_bytes", "Memory in use that clients let the broker pause for others.", func(d *protocol.Device) float64 { return float64(d.Pausable) }),
 	gauge(ofDevice, "cistern_node_device_spare_bytes", "Cached memory that clients would be asked for now.", func(d *protocol.Device) float64 { return float64(d.Spare) }),
 	gauge(ofDevice, "cistern_node_device_objects", "Generations of named objects on the device.", func(d *protocol.Device) float64 { return float64(d.Objects) }),
 	gauge(ofDevice, "cistern_node_device_object_bytes", "Memory of named objects, which no client has reserved.", func(d *protocol.Device) float64 { return float64(d.ObjectBytes) }),
@@ -146,6 +147,7 @@ var devices = append([]figure[protocol.Device]{
 	counter(ofDevice, "cistern_node_device_pressure_seconds_total", "Time with at least one question that was not answered.", func(d *protocol.Device) float64 { return d.Pressure }),
 	counter(ofDevice, "cistern_node_device_refaults_total", "Questions of clients that had given memory a moment before.", func(d *protocol.Device) float64 { return float64(d.Refaults) }),
 	counter(ofDevice, "cistern_node_device_given_bytes_total", "Memory that clients released for others.", func(d *protocol.Device) float64 { return float64(d.Given) }),
+	counter(ofDevice, "cistern_node_device_pauses_total", "How often clients paused memory in use for others.", func(d *protocol.Device) float64 { return float64(d.Pauses) }),
 	counter(ofDevice, "cistern_node_device_missed_total", "Requests to release memory that were not answered.", func(d *protocol.Device) float64 { return float64(d.Missed) }),
 }, questions()...)
 
@@ -173,11 +175,13 @@ var clients = []figure[protocol.Entry]{
 	gauge(ofClient, "cistern_node_client_active_bytes", "Memory that the client uses.", func(e *protocol.Entry) float64 { return float64(e.Active) }),
 	gauge(ofClient, "cistern_node_client_cached_bytes", "Reserved memory that the client does not use.", func(e *protocol.Entry) float64 { return float64(e.Cached) }),
 	gauge(ofClient, "cistern_node_client_paused_bytes", "Allocations whose memory was returned by a pause.", func(e *protocol.Entry) float64 { return float64(e.Paused) }),
+	gauge(ofClient, "cistern_node_client_pausable_bytes", "Memory in use that the client lets the broker pause for others.", func(e *protocol.Entry) float64 { return float64(e.Pausable) }),
 	gauge(ofClient, "cistern_node_client_floor_bytes", "Reserved memory that the client keeps for now.", func(e *protocol.Entry) float64 { return float64(e.Floor) }),
 	gauge(ofClient, "cistern_node_client_granted_bytes", "Memory that was granted to the client and is not created yet.", func(e *protocol.Entry) float64 { return float64(e.Granted) }),
 	counter(ofClient, "cistern_node_client_gave_bytes_total", "Memory that the client released for others.", func(e *protocol.Entry) float64 { return float64(e.Gave) }),
 	counter(ofClient, "cistern_node_client_got_bytes_total", "Memory that the client was granted.", func(e *protocol.Entry) float64 { return float64(e.Got) }),
 	counter(ofClient, "cistern_node_client_refaults_total", "Questions of the client for memory soon after it gave some.", func(e *protocol.Entry) float64 { return float64(e.Refaults) }),
+	counter(ofClient, "cistern_node_client_pauses_total", "How often the client paused memory in use for others.", func(e *protocol.Entry) float64 { return float64(e.Pauses) }),
 	counter(ofClient, "cistern_node_client_missed_total", "Requests to release memory that the client did not answer.", func(e *protocol.Entry) float64 { return float64(e.Missed) }),
 }
 
@@ -202,6 +206,7 @@ func (g *group) add(clients int, e *protocol.Entry) {
 	g.sum.Active += e.Active
 	g.sum.Cached += e.Cached
 	g.sum.Paused += e.Paused
+	g.sum.Pausable += e.Pausable
 	g.sum.Floor += e.Floor
 	g.sum.Granted += e.Granted
 }

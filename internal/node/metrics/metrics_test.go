@@ -30,7 +30,7 @@ const gpu = "GPU-5ad10000-0000-0000-0000-000000000000"
 
 // crowd is a node with so many clients, each in a cgroup of its own.
 func crowd(n int) *node {
-	all := &node{devices: []protocol.Device{{Device: gpu, Total: 80 << 30, Clients: n, Granted: 7, Objects: 2, ObjectBytes: 9, Load: protocol.Load{Waiting: 1, Met: 5, Unmet: 2, Refaults: 3, Pressure: 1.5}}}}
+	all := &node{devices: []protocol.Device{{Device: gpu, Total: 80 << 30, Clients: n, Granted: 7, Pausable: 6, Objects: 2, ObjectBytes: 9, Load: protocol.Load{Waiting: 1, Pauses: 4, Met: 5, Unmet: 2, Refaults: 3, Pressure: 1.5}}}}
 	for i := range n {
 		all.clients = append(all.clients, protocol.Entry{Client: uint64(i + 1), PID: 1000 + i, UID: 7, Name: "python3", Label: "träiner \"1\"\n", Cgroup: fmt.Sprintf("/jobs/%d", i),
 			Device: gpu, Reserved: uint64(1000 + i), Active: uint64(i), Cached: 1, Gave: uint64(i)})
@@ -71,6 +71,8 @@ func TestMetrics(t *testing.T) {
 		`cistern_node_info{version="1.2.3"} 1`,
 		`cistern_node_device_memory_bytes{device="` + gpu + `"} 8.589934592e+10`,
 		`cistern_node_device_granted_bytes{device="` + gpu + `"} 7`,
+		`cistern_node_device_pausable_bytes{device="` + gpu + `"} 6`,
+		`cistern_node_device_pauses_total{device="` + gpu + `"} 4`,
 		`cistern_node_device_objects{device="` + gpu + `"} 2`,
 		`cistern_node_device_object_bytes{device="` + gpu + `"} 9`,
 		`cistern_node_device_questions_total{device="` + gpu + `",result="met"} 5`,

@@ -24,6 +24,7 @@ import (
 	"math"
 	"os/user"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -77,10 +78,27 @@ func (r *Rule) apply(c *Client, to *ledger.Policy) {
 	}
 }
 
-// With is the policy with one more rule, after all others. One with the same conditions as an earlier one added by With replaces
-// nothing: both apply, in order.
-func (p *Policy) With(r Rule) *Policy {
-	return &Policy{rules: append(p.rules[:len(p.rules):len(p.rules)], r)}
+// With is the policy with more rules, after all others.
+func (p *Policy) With(more []Rule) *Policy {
+	return &Policy{rules: slices.Concat(p.rules, more)}
+}
+
+// Replaces reports whether the rule has the conditions of another one and sets the same keys. Then the other one says nothing where this
+// one comes after it.
+func (r *Rule) Replaces(o *Rule) bool {
+	return slices.Equal(r.shape(), o.shape())
+}
+
+// shape is the rule's conditions, and the keys that it sets.
+func (r *Rule) shape() (items []string) {
+	for _, item := range r.text {
+		if key, _, _ := strings.Cut(item, "="); slices.Index(keys, key) >= conditionKeys {
+			item = key
+		}
+		items = append(items, item)
+	}
+	slices.Sort(items)
+	return slices.Compact(items)
 }
 
 // Len is the number of rules.
@@ -171,8 +189,10 @@ func (r *Rule) check() error {
 	return nil
 }
 
-// The keys.
+// The keys: conditions first.
 var keys = []string{"user", "cgroup", "label", "name", "device", "min", "high", "max", "weight", "priority", "decay"}
+
+const conditionKeys = 5
 
 // item reads "key = value".
 func (r *Rule) item(text string) error {

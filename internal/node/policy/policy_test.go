@@ -66,7 +66,7 @@ func TestWith(t *testing.T) {
 	if err != nil || r.String() != "user=root max=1GiB" {
 		t.Fatal(r.String(), err)
 	}
-	q := p.With(r)
+	q := p.With([]Rule{r})
 	if got := q.Of(Client{UID: 0}); got.Max != gib || p.Of(Client{UID: 0}).Max != 0 || q.Len() != p.Len()+1 {
 		t.Errorf("%+v", got)
 	}
@@ -117,4 +117,28 @@ func FuzzParse(f *testing.F) {
 			p.Of(Client{Cgroup: "/a", Label: text, Name: text, Device: text})
 		}
 	})
+}
+
+// A rule takes the place of one with the same conditions and keys, in whatever order they are written.
+func TestReplaces(t *testing.T) {
+	rule := func(text string) Rule {
+		r, err := ParseRule(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	r := rule("label=a user=0 min=1GiB weight=2")
+	for text, want := range map[string]bool{
+		"user=0 label=a weight=9 min=5GiB":         true,
+		"label=a user=0 min=1GiB":                  false,
+		"label=a user=0 min=1GiB weight=2 max=0":   false,
+		"label=b user=0 min=1GiB weight=2":         false,
+		"label=a min=1GiB weight=2":                false,
+		"label=a label=a user=0 min=1GiB weight=3": true,
+	} {
+		if o := rule(text); r.Replaces(&o) != want || o.Replaces(&r) != want {
+			t.Errorf("%s: want %v", text, want)
+		}
+	}
 }

@@ -9,8 +9,9 @@ type Device struct {
 	Active   uint64 `json:"active_bytes"`
 	Cached   uint64 `json:"cached_bytes"`
 	Paused   uint64 `json:"paused_bytes"`
-	Spare    uint64 `json:"spare_bytes"`   // that clients would be asked for now
-	Granted  uint64 `json:"granted_bytes"` // granted and not yet created
+	Pausable uint64 `json:"pausable_bytes"` // in use, that clients let the broker pause for others
+	Spare    uint64 `json:"spare_bytes"`    // that clients would be asked for now
+	Granted  uint64 `json:"granted_bytes"`  // granted and not yet created
 	// Objects are the generations of named objects on the device, and ObjectBytes their memory, which no client has.
 	Objects     int    `json:"objects,omitempty"`
 	ObjectBytes uint64 `json:"object_bytes,omitempty"`
@@ -27,6 +28,7 @@ type Load struct {
 	Refaults  uint64  `json:"refaults"`   // questions of clients that had given memory a moment before
 	Missed    uint64  `json:"missed"`     // requests to release memory that were not answered
 	Given     uint64  `json:"given_bytes"`
+	Pauses    uint64  `json:"pauses"`     // of clients, for others
 	Pressure  float64 `json:"pressure_s"` // time with at least one question that was not answered
 }
 

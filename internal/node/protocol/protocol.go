@@ -23,7 +23,8 @@
 //	Join      client   ID, UUID, Total: the client uses a device
 //	Joined    broker   ID, Slot in the grants, Limit
 //	Limit     broker   Slot, Limit: the client's max, 0 for none
-//	Ask       client   ID, Slot, Bytes, Wait: for memory of others
+//	Ask       client   ID, Slot, Bytes, Wait: for memory of others; Keep: the driver's free memory that it leaves to their grants;
+//	                   Limit (1: for unused memory only: nothing is paused for it)
 //	Granted   broker   ID, Slot, Bytes, Text for the report of a failed request
 //	Done      client   ID, Slot: the request that asked is over
 //	GiveBack  broker   ID, Slot, Bytes, Keep, Hold: release unused memory; 0 bytes: only say what there is
@@ -38,8 +39,9 @@
 //	Devices   control  ID: list devices
 //	Pause     control  ID, Label (a pattern), Wait: pause what clients allow the node to pause; answered by items
 //	Resume    control  ID, Label, Wait: likewise
-//	Pausing   broker   ID, Slot, Keep (1: pause, 0: resume)
-//	Paused    client   ID, Slot, Bytes, Text of an error, Keep (1: the program does not allow it now)
+//	Pausing   broker   ID, Slot, Keep (1: pause, 0: resume, 2: pause for another client, after Pausable only)
+//	Paused    client   ID, Slot, Bytes, Status, Text of an error, Keep (1: the program does not allow it now)
+//	Pausable  client   Slot, Bytes in use that the program lets the broker pause for other clients, from now on
 //
 // Named objects (internal/node/objects) have connections of their own, whose first message is one of these. Each message of the
 // process is answered by End with the Text of an error, if not by what it asks for.
@@ -103,10 +105,22 @@ const (
 	Unpin
 	Remove
 	Objects
+	Pausable
+)
+
+// OnlyUnused is Limit of an Ask for which nothing is paused.
+const OnlyUnused = 1
+
+// What Pausing asks for, in Keep.
+const (
+	PauseResume    = 0
+	PauseByCommand = 1
+	PauseForOthers = 2
 )
 
 var kindNames = [...]string{"", "hello", "welcome", "join", "joined", "limit", "ask", "granted", "done", "give back", "gave", "query", "answer",
-	"list", "item", "set", "end", "refused", "devices", "pause", "resume", "pausing", "paused", "build", "built", "chunk", "commit", "abandon", "get", "found", "unpin", "remove", "objects"}
+	"list", "item", "set", "end", "refused", "devices", "pause", "resume", "pausing", "paused", "build", "built", "chunk", "commit", "abandon", "get", "found", "unpin", "remove", "objects",
+	"pausable"}
 
 func (k Kind) String() string {
 	if int(k) < len(kindNames) && k != 0 {
@@ -343,11 +357,13 @@ type Entry struct {
 	Cached   uint64 `json:"cached_bytes"`
 	Pinned   uint64 `json:"pinned_bytes"`
 	Paused   uint64 `json:"paused_bytes"`
-	Floor    uint64 `json:"floor_bytes"` // that it keeps now
+	Pausable uint64 `json:"pausable_bytes"` // in use, that the broker may pause for others
+	Floor    uint64 `json:"floor_bytes"`    // that it keeps now
 	Granted  uint64 `json:"granted_bytes"`
 	Gave     uint64 `json:"gave_bytes"` // ever
 	Got      uint64 `json:"got_bytes"`  // ever
 	Refaults uint64 `json:"refaults"`
+	Pauses   uint64 `json:"pauses"`  // for others
 	Missed   uint64 `json:"missed"`  // questions that it did not answer
 	Skipped  bool   `json:"skipped"` // it is not asked, as it did not answer
 	Min      uint64 `json:"min_bytes"`

@@ -102,7 +102,7 @@ func TestRefuses(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	for k := Hello; k <= Objects; k++ {
+	for k := Hello; k <= Pausable; k++ {
 		if strings.HasPrefix(k.String(), "kind") || k.String() == "" {
 			t.Errorf("message %d has no name", k)
 		}
