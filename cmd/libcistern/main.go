@@ -14,6 +14,7 @@ package main
 import "C"
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -210,6 +211,9 @@ func coreDeviceCount() (n C.int) {
 // device is the engine of a device, started if need be.
 func (l *library) device(d C.int) (*engine.Device, error) {
 	dev, err := l.Device(cuda.Device(d))
+	if errors.Is(err, cuda.ErrOutOfMemory) {
+		dev, err = l.makeRoom(cuda.Device(d), err)
+	}
 	if err == nil && l.devices[d].hooks.version.Load() != l.everywhere.version.Load() {
 		l.catchUp(d, dev)
 	}

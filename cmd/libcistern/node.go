@@ -18,11 +18,39 @@ import (
 	"github.com/cistern-gpu/cistern/memory"
 )
 
-// join has the node's broker know that this process uses a device. The first one connects.
+// join has the node's broker know that this process uses a device.
 func (l *library) join(dev *engine.Device) {
+	if c := l.connect(); c != nil {
+		c.Join(dev.ID(), dev.Info().UUID, dev.Info().TotalBytes)
+	}
+}
+
+// contextBytes is what a CUDA context takes at most, with what its libraries load at once: 500 to 670 MiB on an H100.
+const contextBytes = 768 << 20
+
+// makeRoom starts a device on which there is no memory for a context, once other processes have released what they do not use. err is
+// why it did not start.
+func (l *library) makeRoom(id cuda.Device, err error) (*engine.Device, error) {
+	info, failed := l.Driver().DeviceInfo(id)
+	l.showing.Do(l.show)
+	c := l.connect()
+	if c == nil || failed != nil {
+		return nil, err
+	}
+	c.Join(id, info.UUID, info.TotalBytes)
+	granted, _ := c.Ask(id, min(contextBytes, info.TotalBytes/64), max(l.Options().NodeWait, 0))
+	if granted == 0 {
+		return nil, err
+	}
+	defer c.Done(id, granted)
+	return l.Device(id)
+}
+
+// connect is the connection to the broker, made by the first call; nil where there is to be none.
+func (l *library) connect() *client.Client {
 	opts := l.Options()
 	if opts.Node == config.NodeOff {
-		return
+		return nil
 	}
 	l.connecting.Do(func() {
 		cfg := client.Config{Label: opts.NodeLabel, Version: cistern.Version, Page: l.statusPage, Guard: shareGuard{}, Headroom: opts.Headroom,
@@ -35,9 +63,7 @@ func (l *library) join(dev *engine.Device) {
 		l.node.Store(c)
 		l.SetNode(c)
 	})
-	if c := l.node.Load(); c != nil {
-		c.Join(dev.ID(), dev.Info().UUID, dev.Info().TotalBytes)
-	}
+	return l.node.Load()
 }
 
 // nodeDevice is a device for the broker's client.

@@ -256,6 +256,22 @@ func TestNodeMovesCache(t *testing.T) {
 	}
 }
 
+// TestNodeBegins: a process begins on a device that the cache of another one fills, and not without the broker.
+func TestNodeBegins(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, broker.Options{})
+	a := n.process("")
+	n.cache(a, 1024)
+	if r := n.process(",node:off").do("alloc 1 64"); r.code == 0 {
+		t.Error("there was memory without the broker")
+	}
+	b := n.process("")
+	b.must("alloc 1 64")
+	if e := n.entries(); e[a.pid()].Gave == 0 || e[a.pid()].Gave != e[b.pid()].Got {
+		t.Errorf("%+v", e)
+	}
+}
+
 // TestNodeInUse: memory in use is never taken. The failure of the request says what others have, and how long it waited.
 func TestNodeInUse(t *testing.T) {
 	t.Parallel()
