@@ -9,7 +9,8 @@ With --native the same cases run under native PyTorch: what fails there is wrong
 PyTorch cannot pass says why (--list shows it) and is left out then.
 
 With --standin the cases run without a GPU, over a PyTorch of PyPI and stand-ins for NVIDIA's libraries (standin/__init__.py),
-in forks of one process that has imported torch. A case that needs a GPU says why (gpu, in --list). It has to fail then.
+in forks of one process that has imported torch, except those that set variables of the environment. Programs that cases
+start are forks too, where nothing depends on how an interpreter starts. A case that needs a GPU says why (gpu, in --list). It has to fail then.
 
 With --upstream all memory comes from cuMemAlloc by the functions of a library, allocator.c (the setting upstream). Cases about
 the device's own chunks say so (chunks, in the registry) and are left out.
@@ -18,6 +19,7 @@ Writes one JSON line per case into the results folder and prints what did not pa
 when nothing failed.
 """
 import argparse
+import collections
 import faulthandler
 import json
 import os
@@ -79,12 +81,14 @@ def missing(c):
 
 
 def start(c, mode, forks):
-    timeout = c.timeout * (4 if forks else 1)  # for the processor, which does the GPU's work
-    if forks and not c.conf and not c.env:
-        done = forks.run(c.name, timeout)
+    timeout = c.timeout * (4 if "STANDIN_PYTHON" in os.environ else 1)  # for the processor, which does the GPU's work
+    python, env = sys.executable, common.environment(mode, c.env)
+    if variables(c) in forks:
+        python, env["STANDIN_FORKS"] = env["STANDIN_PYTHON"], forks[variables(c)].name
     else:
-        argv = common.command(mode, [sys.executable, os.path.abspath(__file__), "--run", c.name], c.conf)
-        done = common.run(argv, env=common.environment(mode, c.env), timeout=timeout)
+        env.pop("STANDIN_PYTHON", None)
+    argv = common.command(mode, [python, os.path.abspath(__file__), "--run", c.name], c.conf)
+    done = common.run(argv, env=env, timeout=timeout)
     result = {"case": c.name, "group": c.group, "mode": mode, "rc": done.rc, "sec": round(done.wall, 2), "ok": False, "why": ""}
     said = None
     for line in done.out.splitlines():
@@ -98,7 +102,7 @@ def start(c, mode, forks):
         result.update(said)
         if said["ok"] and done.rc != 0:
             result.update(ok=False, why=f"passed, then the process ended with status {done.rc}: {done.why()}")
-    if forks and c.gpu:
+    if "STANDIN_PYTHON" in os.environ and c.gpu:
         result = marked(c, result)
     if not result["ok"]:
         result["tail"] = (done.out[-2500:] + "\n--- stderr\n" + done.err[-5000:])
@@ -110,6 +114,17 @@ def marked(c, result):
     if result["ok"] and not result.get("skip"):
         return {**result, "ok": False, "why": f"it passes without a GPU: gpu={c.gpu!r} has to go"}
     return {**result, "ok": True, "skip": f"needs a GPU: {c.gpu}"}
+
+
+def run_fork(argv):
+    """What the fork of --serve was asked to be: this program, or `python -c`. In the process that forks there is none."""
+    if argv is None:
+        return 0
+    if argv[0] == os.path.abspath(__file__):
+        return main(argv[1:])
+    while argv[0] != "-c":
+        del argv[0]  # the interpreter's options: those of multiprocessing
+    return standin.forks.run_text(argv[1:])
 
 
 def device_count():
@@ -152,23 +167,28 @@ def say(r, verbose):
         print(f"pass {r['case']} ({r['sec']:.1f} s) {r.get('note', '')}", flush=True)
 
 
-def open_forks(mode):
+def variables(c):
+    return tuple(sorted(c.env.items()))
+
+
+def open_forks(chosen, mode):
+    """A process that forks for each environment that several cases have: it is read while torch is imported. Cistern's settings are not."""
     argv = common.command(mode, [sys.executable, os.path.abspath(__file__), "--serve"])
-    return standin.forks.Forks(argv, common.environment(mode))
+    return {v: standin.forks.Forks(argv, common.environment(mode, dict(v)))
+            for v, n in collections.Counter(map(variables, chosen)).items() if n > 1}
 
 
-def run_all(chosen, mode, jobs, verbose, deadline, forked):
+def run_all(chosen, mode, jobs, verbose, deadline, forks):
     """The cases that share the device side by side, longest first; then those that need it alone."""
     results, lock, work = [], threading.Lock(), queue.Queue()
     for c in sorted((c for c in chosen if not c.alone), key=lambda c: -c.timeout):
         work.put(c)
     def worker(q):
-        forks = open_forks(mode) if forked else None
         while True:
             try:
                 c = q.get_nowait()
             except queue.Empty:
-                return forks and forks.close()
+                return
             r = start(c, mode, forks) if time.monotonic() < deadline else {
                 "case": c.name, "group": c.group, "mode": mode, "ok": False, "why": "not started: no time was left", "sec": 0}
             with lock:
@@ -197,10 +217,10 @@ def summary(results):
     return common.table(["group", "passed", "skipped", "failed", "sec"], rows + [["all", *total[:3], f"{total[3]:.0f}"]])
 
 
-def main():
+def main(argv):
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--run", metavar="NAME", choices=list(cases.REGISTRY), help="run one case in this process")
-    p.add_argument("--serve", action="store_true", help="run the cases that standard input names in forks of this process")
+    p.add_argument("--serve", type=int, metavar="DESCRIPTOR", help="run the programs that this socket is asked for in forks of this process")
     p.add_argument("--native", action="store_true", help="the same cases under native PyTorch")
     p.add_argument("--mode", choices=common.MODES, default=None)
     p.add_argument("--jobs", type=int, default=max(2, min(8, (os.cpu_count() or 4) // 2)), help="cases at a time")
@@ -212,11 +232,11 @@ def main():
     p.add_argument("--upstream", action="store_true", help="all memory from cuMemAlloc, by the functions of allocator.c")
     p.add_argument("--list", action="store_true")
     p.add_argument("-v", "--verbose", action="store_true", help="say also what passed")
-    args = p.parse_args()
+    args = p.parse_args(argv)
     if args.run:
         return run_one(args.run)
-    if args.serve:
-        return standin.forks.serve(run_one)
+    if args.serve is not None:
+        return run_fork(standin.forks.serve(args.serve))
     if args.list:
         print(common.table(["case", "group", "alone", "native", "needs a GPU"],
                            [[c.name, c.group, "yes" if c.alone else "", "" if c.native is True else c.native, c.gpu or ""]
@@ -254,7 +274,10 @@ def run_chosen(args):
         os.environ["CISTERN_TEST_CONF"] = f"upstream:external:library={common.build_allocator()};alloc=my_alloc;free=my_free"
         os.environ["ALLOCATOR_CUDA"] = "libcuda.so.1"
     chosen, left = choose(args, mode, gpus)
-    results = left + run_all(chosen, mode, args.jobs, args.verbose, begin + args.budget, bool(args.standin))
+    forks = open_forks(chosen, mode) if args.standin else {}
+    results = left + run_all(chosen, mode, args.jobs, args.verbose, begin + args.budget, forks)
+    for f in forks.values():
+        f.close()
     path = common.write_results(f"fidelity-{mode}{'-' + args.name if args.name else ''}.jsonl", results)
     print(summary(results))
     failed = sorted(r["case"] for r in results if not r["ok"])
@@ -263,4 +286,4 @@ def run_chosen(args):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

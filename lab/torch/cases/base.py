@@ -59,6 +59,8 @@ def under_cistern():
 
 
 STANDIN = "STANDIN_DEVICES" in os.environ  # NVIDIA's libraries are stand-ins
+# What runs Python programs that do not depend on how the interpreter and PyTorch start; over stand-ins they are forks.
+PYTHON = os.environ.get("STANDIN_PYTHON") or sys.executable
 
 
 def fewer(n):
@@ -200,9 +202,10 @@ def in_thread(fn):
     return box["result"]
 
 
-def script(text, timeout=60, env=None, argv=(), python_args=()):
+def script(text, timeout=60, env=None, argv=(), python_args=(), python=None):
     """Runs a Python program in a process of its own, under the same allocator as this one."""
-    return common.run([sys.executable, *python_args, "-c", text, *argv], env={**os.environ, **(env or {})}, timeout=timeout)
+    python = python or (sys.executable if env or python_args else PYTHON)
+    return common.run([python, *python_args, "-c", text, *argv], env={**os.environ, **(env or {})}, timeout=timeout * (4 if STANDIN else 1))
 
 
 # What a program of its own runs once CUDA has started, so that it never passes because Cistern was not there.

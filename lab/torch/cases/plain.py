@@ -1,5 +1,5 @@
 """Without an adapter: PyTorch's plain pluggable allocator over Cistern, with every hook, and one warning that says why."""
-import os
+import sys
 
 from .base import GUARD, GiB, MiB, bytes_on, cap, case, check, eq, raises, requested, reserved, script, drain, stat, torch
 
@@ -13,7 +13,8 @@ def plain(timeout=60):
 @case(native="the fallback is Cistern's", guard=None, env=NO_ADAPTER)
 def plain_warns():
     """One warning, that names what is missing and why."""
-    done = script("import torch\nfor i in range(3): torch.ones(1000, device='cuda')\nprint('ok')\n")
+    # Said when torch is imported.
+    done = script("import torch\nfor i in range(3): torch.ones(1000, device='cuda')\nprint('ok')\n", python=sys.executable)
     eq(done.rc, 0, done.why())
     lines = [line for line in done.err.splitlines() if "istern" in line]
     check(lines, "nothing was said")
@@ -138,9 +139,7 @@ def plain_graph_callables():
 
 @plain()
 def plain_exit():
-    import sys
-    import common
-    done = common.run([sys.executable, "-c", "import torch\nt = torch.ones(10, device='cuda')\nprint('bye')\n"], env=dict(os.environ))
+    done = script("import torch\nt = torch.ones(10, device='cuda')\nprint('bye')\n")
     eq(done.rc, 0, done.why())
     check("bye" in done.out, done.out)
     bytes_on(1)

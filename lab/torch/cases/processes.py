@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from .base import GUARD, MiB, bytes_on, case, check, eq, script, drain, torch, under_cistern
+from .base import GUARD, PYTHON, MiB, bytes_on, case, check, eq, script, drain, torch, under_cistern
 
 BEGIN = """
 import atexit, os, signal, sys, threading, time
@@ -268,7 +268,7 @@ def spin():
 
 def interrupted(text, send, after=1.0, timeout=60):
     """Starts the program, sends it signals once it says ready, and returns how it ended."""
-    p = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    p = subprocess.Popen([PYTHON, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         line = p.stdout.readline()
         check("ready" in line, f"the program did not start: {p.stderr.read()[-500:] if p.poll() is not None else line}")

@@ -119,12 +119,14 @@ def build(site, include, folder):
 
 def environment(version, folder):
     """The variables with which `import torch` gives that release over stand-ins, which are compiled into the folder."""
-    site = site_packages(version)
+    site, python = site_packages(version), os.path.join(folder, "python")
     headers = output(os.path.join(ROOT, "scripts", "torch.sh"), version).strip()
     include = glob.glob(headers + "/nvidia/*/include/cuda_runtime_api.h")[0]
     build(site, os.path.dirname(include), folder)
+    subprocess.run(["cc", "-O1", os.path.join(HERE, "python.c"), "-o", python], check=True)
     return {"PYTHONPATH": site + ":" + os.path.join(HERE, "site"), "LD_LIBRARY_PATH": folder,
             "CUDA_HOME": os.path.dirname(os.path.dirname(include)), "STANDIN_DEVICES": "2", "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1", "STANDIN_PYTHON": python,
             "STANDIN_NCCL_DRIVER": os.path.join(folder, DRIVER)}
 
 

@@ -135,6 +135,9 @@ def replay_captures():
 
 
 def register():
+    """Does nothing the second time: a process that forks has done it for its forks."""
+    if hasattr(register, "library"):
+        return
     library = torch.library.Library("aten", "IMPL")
     register.library = library  # what it registers goes with it
     with warnings.catch_warnings():
