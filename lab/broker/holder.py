@@ -3,6 +3,7 @@ or the one that the line names, and answers with one:
 
     free                            free and total bytes of the device
     hold {bytes, each}              allocates so many bytes in blocks, and keeps them
+    write                           writes to what it keeps, as programs do to memory that they use
     keep {bytes}                    one block, which stays to the end
     ask {bytes}                     one block, kept; the time of the request in ms
     drop                            frees what it keeps; the memory stays cached
@@ -17,6 +18,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../torch"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../see"))
 
 import common  # noqa: E402
 import peers  # noqa: E402  the loops of pairs.c
@@ -32,7 +34,7 @@ class Memory:
         self.lib.cistern_malloc.restype, self.lib.cistern_malloc.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
         self.lib.cistern_release.argtypes = [ctypes.c_void_p]
         self.lib.cistern_last_error.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
-        self.blocks = []
+        self.blocks, self.sizes = [], {}
 
     def error(self):
         text = ctypes.create_string_buffer(2048)
@@ -48,6 +50,7 @@ class Memory:
         if not p:
             raise MemoryError(self.error())
         self.blocks.append(p)
+        self.sizes[p] = size
 
     def free(self, device=0):
         free, total = ctypes.c_uint64(), ctypes.c_uint64()
@@ -59,9 +62,17 @@ class Memory:
             self.add(each, device)
         return {}
 
+    def write(self):
+        import seen
+        driver = seen.Driver()
+        for p, size in self.sizes.items():
+            driver.check("cuMemsetD8_v2", ctypes.c_uint64(p), ctypes.c_ubyte(1), ctypes.c_size_t(size))
+        driver.check("cuCtxSynchronize")
+        return {}
+
     def keep(self, bytes, device=0):
         self.add(bytes, device)
-        self.blocks.pop()
+        self.sizes.pop(self.blocks.pop())
         return {}
 
     def ask(self, bytes, device=0):
@@ -72,7 +83,7 @@ class Memory:
     def drop(self):
         for p in self.blocks:
             self.check(self.lib.cistern_release(p))
-        self.blocks = []
+        self.blocks, self.sizes = [], {}
         return {}
 
     def trim(self, device=0):

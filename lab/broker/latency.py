@@ -35,6 +35,8 @@ def rounds(node, broker, chunk, args):
             met(asker.ask("hold", bytes=2 * MiB, each=2 * MiB), "the asker")
             met(asker.ask("drop"), "the asker")
             met(ballast.ask("fill", leave=args.leave * MiB, near=shared.NEAR), "the ballast")
+        if args.written and not args.sim:
+            met(victim.ask("write"), "the victim")
         met(victim.ask("drop"), "the victim")
         if not broker.until(lambda c: number in c and c[number]["reserved_bytes"] - c[number]["floor_bytes"] >= each * size):
             raise RuntimeError("the victim would not give its cache 30 s after its last use: %s" % broker.clients().get(number))
@@ -60,6 +62,7 @@ def main():
     p.add_argument("--rounds", type=int, default=32)
     p.add_argument("--cache", type=int, default=8 * 1024, help="MiB that the victim caches")
     p.add_argument("--size", type=int, default=1024, help="MiB of a request")
+    p.add_argument("--unwritten", dest="written", action="store_false", help="the victim does not write to its memory before it is cached")
     p.add_argument("--leave", type=int, default=64, help="MiB that the driver keeps free, for tables of its own")
     p.add_argument("--chunks", default="32,2", help="MiB of a chunk, one table row each")
     shared.arguments(p, 12 * shared.GiB)
