@@ -83,6 +83,7 @@ class Torch:
     def __init__(self):
         import torch
 
+        torch.cuda.init()  # the adapter is loaded by the first use
         common.require_cistern()
         self.torch = torch
 
