@@ -82,6 +82,8 @@
 #                   native PyTorch, expandable_segments, Cistern without a broker, with one, and with limits (needs the scripts).
 #                   NODE_MINUTES=20 lets the variant with a broker go on for so long
 #   node-four       the same with four processes
+#   node-objects    8 GiB of weights as a named object: times of ten readers, one copy, contents after the death of the writer and of the
+#                   broker, ten thousand cycles, a write through a reader's mapping, a safetensors file, a state_dict (4 minutes)
 #   node            all of these
 #   node-two        two GPUs: memory moves on the one where it is short, and on that alone
 # Each of their programs, in broker/, takes --sim: the same over a simulated device.
@@ -280,10 +282,11 @@ part() {
     node-colocated) broker "$1" $((60 * ${NODE_MINUTES:-0} + 590)) colocated.py --max --minutes "${NODE_MINUTES:-0}" ;;
     node-four) broker "$1" $((60 * ${NODE_MINUTES:-0} + 900)) colocated.py --name node-four --jobs 4 --max --minutes "${NODE_MINUTES:-0}" ;;
     node-two) broker "$1" 120 two.py ;;
-    node) for p in latency steady colocated four; do part "node-$p"; done ;;
+    node-objects) broker "$1" 590 objects.py ;;
+    node) for p in latency steady colocated four objects; do part "node-$p"; done ;;
     all) for p in test resources native native-hosts bench query exported pause examples torch libs see node; do part $p; done ;;
     *)
-      echo "run.sh: $1: want test, bench, resources, query, exported, pause, native, native-hosts, native-node, native-two, native-pools2, examples, torch, torch-{load,seed,test,upstream,native,pools,steady,oom,captures,hosts,stress,bench,record-cost,workloads,survival,dropin,peer,ranks,two}, peers, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,two,held}, node, node-{latency,steady,colocated,four,two} or all" >&2
+      echo "run.sh: $1: want test, bench, resources, query, exported, pause, native, native-hosts, native-node, native-two, native-pools2, examples, torch, torch-{load,seed,test,upstream,native,pools,steady,oom,captures,hosts,stress,bench,record-cost,workloads,survival,dropin,peer,ranks,two}, peers, libs, libs-{fill,counts,order,cooperate,cost,example}, see, see-{driver,seed,agree,segments,cupy,cost,idle,kill,oom,top,two,held}, node, node-{latency,steady,colocated,four,objects,two} or all" >&2
       exit 2
       ;;
   esac

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 
@@ -65,8 +66,16 @@ class Node:
         """A process that takes no part and holds memory."""
         return self.holder("node:off")
 
-    def broker(self, policy=None):
-        return Broker(self, policy)
+    def tensors(self, broker, mode="native"):
+        """A process with named objects, over PyTorch, or without it over a simulated device."""
+        env = common.environment(mode, {"CISTERN_CONF": self.conf(broker.setting), "CISTERN_LIBRARY": common.library(),
+                                        "CISTERN_COMMAND": common.cistern_command()})
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (common.package_folder(), env.get("PYTHONPATH"))))
+        argv = [sys.executable, os.path.join(HERE, "tensors.py"), *(["--plain"] if self.sim else [])]
+        return Process(self.talker(common.command(mode, argv), env), "tensors.py")
+
+    def broker(self, policy=None, manager=None):
+        return Broker(self, policy, manager)
 
 
 class Process:
@@ -93,23 +102,78 @@ class Process:
         return self.talker.end()
 
 
-class Broker:
-    """cistern serve at a socket of its own, with metrics."""
+class Manager:
+    """Keeps the broker's socket and the descriptors that it stores, as systemd does. It uses no GPU."""
 
-    def __init__(self, node, policy=None):
-        self.socket = os.path.join(node.folder, "broker%d" % len(node.started))
+    def __init__(self, node):
+        self.path = os.path.join(node.folder, "listens")
+        self.notify = os.path.join(node.folder, "notify")
+        self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listening.bind(self.path)
+        self.listening.listen(128)
+        self.heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.heard.bind(self.notify)
+        self.lock, self.stored = threading.Lock(), []
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def listen(self):
+        while True:
+            text, fds, _, _ = socket.recv_fds(self.heard, 4096, 4)
+            said = dict(line.partition("=")[::2] for line in text.decode().splitlines())
+            with self.lock:
+                if said.get("FDSTORE") == "1":
+                    self.stored += [(said["FDNAME"], fd) for fd in fds]
+                elif said.get("FDSTOREREMOVE") == "1":
+                    for name, fd in self.stored:
+                        if name == said["FDNAME"]:
+                            os.close(fd)
+                    self.stored = [(name, fd) for name, fd in self.stored if name != said["FDNAME"]]
+
+    def count(self):
+        with self.lock:
+            return len(self.stored)
+
+    # Descriptors have to be 3, 4, and so on, of a process that is named.
+    STARTER = ("import fcntl, json, os, sys\n"
+               "fds = json.loads(sys.argv[1])\n"
+               "high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3 + len(fds) + max(fds)) for fd in fds]\n"
+               "for i, fd in enumerate(high): os.dup2(fd, 3 + i)\n"
+               "os.environ['LISTEN_PID'] = str(os.getpid())\n"
+               "os.execv(sys.argv[2], sys.argv[2:])\n")
+
+    def start(self, argv, **how):
+        with self.lock:
+            names, fds = ["cistern-node.socket"], [self.listening.fileno()]
+            for name, fd in self.stored:
+                names.append(name)
+                fds.append(os.dup(fd))  # a message that is under way may close the other
+        env = {"LISTEN_FDS": str(len(fds)), "LISTEN_FDNAMES": ":".join(names), "NOTIFY_SOCKET": self.notify}
+        try:
+            return subprocess.Popen([sys.executable, "-c", self.STARTER, json.dumps(fds), *argv], pass_fds=fds, **{**how, "env": {**how["env"], **env}})
+        finally:
+            for fd in fds[1:]:
+                os.close(fd)
+
+
+class Broker:
+    """cistern serve at a socket of its own, with metrics. With a manager it takes over what that has kept."""
+
+    def __init__(self, node, policy=None, manager=None):
+        self.socket = manager.path if manager else os.path.join(node.folder, "broker%d" % len(node.started))
         with socket.socket() as s:  # a port that is free
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
-        argv = [common.cistern_command(), "serve", "--socket", self.socket, "--metrics", str(self.port)]
+        argv = [common.cistern_command(), "serve", *([] if manager else ["--socket", self.socket]), "--metrics", str(self.port)]
         if policy:
             path = self.socket + ".policy"
             with open(path, "w") as f:
                 f.write(policy)
             argv += ["--policy", path]
         self.errors = tempfile.TemporaryFile()
-        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.errors, start_new_session=True,
-                                        env={k: v for k, v in os.environ.items() if k != "NOTIFY_SOCKET"})
+        env = {k: v for k, v in os.environ.items() if k != "NOTIFY_SOCKET"}
+        env["CISTERN_CONF"] = node.conf()
+        self.process = (manager.start if manager else subprocess.Popen)(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.errors, start_new_session=True, env=env)
         node.started.append(self.process)
         end = time.monotonic() + 30
         while seen.cistern("node", "ls", "--json", "--socket", self.socket).rc != 0:
@@ -150,6 +214,17 @@ class Broker:
         with urllib.request.urlopen("http://127.0.0.1:%d/metrics" % self.port, timeout=30) as f:
             lines = f.read().decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + "{", name + " ")))
+
+    def open(self):
+        """Its descriptors and its resident memory."""
+        folder = "/proc/%d/" % self.process.pid
+        with open(folder + "statm") as f:
+            resident = int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return {"descriptors": len(os.listdir(folder + "fd")), "resident": resident}
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
 
     def used(self):
         """Its CPU time in seconds."""

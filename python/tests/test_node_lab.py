@@ -57,5 +57,21 @@ class Programs(Case):
         self.assertIn("FAIL node-colocated: Cistern, broker: moved between the jobs: 0 B", out)
         self.assertIn("FAIL node-latency: chunks of 32 MiB: the victim: out of memory", self.said(large, status=1))
 
+    def test_objects(self):
+        """Weights that outlive their writer and the broker; and what must fail: fewer cycles than wanted, and a device that is too small."""
+        whole = self.start("objects", "--sim", "512", "--size", "32", "--each", "4", "--readers", "3", "--cycles", "40", "--seconds", "200", "--file", "8")
+        few = self.start("objects", "--sim", "512", "--size", "4", "--each", "2", "--readers", "2", "--cycles", "40", "--seconds", "0", "--file", "4")
+        small = self.start("objects", "--sim", "64", "--size", "128", "--each", "64", "--readers", "1")
+        out = self.said(whole)
+        for words in ("one copy, the writer was killed: 32.00 MiB", "one copy for 3 readers: 32.00 MiB", "a write through a reader's mapping: ",
+                      "contents after another reader wrote: right in 2", "contents while there is no broker: right in 2",
+                      "contents in a new process, after the broker was killed: right in 1",
+                      "contents in a new process, after all processes had ended but the one that keeps descriptors: right in 1",
+                      "cycles of put, get, close and remove: 40", "descriptors of the broker before and after 40 cycles: ",
+                      "contents of the file: right in 3", "memory in use at the end, and before: 0 B, 0 B"):
+            self.assertIn("PASS node-objects: " + words, out)
+        self.assertIn("FAIL node-objects: cycles of put, get, close and remove: 0", self.said(few, status=1))
+        self.assertIn("FAIL node-objects: named objects: the writer: ", self.said(small, status=1))
+
     def test_scripts_that_are_missing(self):
         self.assertIn("skipped, there is no workloads.py", self.said(self.start("colocated")))
