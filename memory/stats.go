@@ -28,6 +28,7 @@ type Stats struct {
 	SpareBytes    uint64  // bytes of chunks that are mapped nowhere
 	StaleMappings int     // old mappings that wait for the GPU; they cost addresses, not memory
 	AddressBytes  uint64  // address space reserved
+	ImportedBytes uint64  // memory of other processes that is mapped: exports, and named objects, also while they are built. In no other figure
 	Counters
 }
 

@@ -161,6 +161,9 @@ func TestObjects(t *testing.T) {
 		t.Error("mapped twice")
 	}
 	must(t, twice.Close())
+	if s := reader.d.Stats(); s.ImportedBytes != 100*mib || s.Reserved.All.Current != 0 {
+		t.Errorf("%d bytes are imported and %d reserved", s.ImportedBytes, s.Reserved.All.Current)
+	}
 
 	// Another generation: the reader keeps its own.
 	second := put("again")
@@ -195,6 +198,9 @@ func TestObjects(t *testing.T) {
 		t.Error(err)
 	}
 	must(t, y.Close())
+	if s := reader.d.Stats(); s.ImportedBytes != 0 {
+		t.Errorf("%d bytes are imported in the end", s.ImportedBytes)
+	}
 	if got := writer.used(t); got != 0 {
 		t.Errorf("%d MiB are used in the end", got/mib)
 	}

@@ -471,6 +471,7 @@ typedef struct cistern_stats {
   cistern_value paused; /* bytes of allocations without physical memory */
   int64_t borrows;      /* requests met with a free block of another stream, part of by_lend */
   int64_t by_node;      /* requests met with memory that other processes on the device released */
+  uint64_t imported_bytes; /* memory of other processes that is mapped: what was opened, and named objects; in no other figure */
 } cistern_stats;
 int cistern_get_stats(int device, cistern_stats *out);
 int cistern_reset_peaks(int device);

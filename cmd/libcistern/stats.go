@@ -56,6 +56,7 @@ func coreGetStats(d C.int, out *C.cistern_stats) (code C.int) {
 	out.paused = valueOf(s.Paused.All)
 	out.borrows = C.int64_t(s.Borrows)
 	out.by_node = C.int64_t(s.ByNode)
+	out.imported_bytes = C.uint64_t(s.ImportedBytes)
 	return C.CISTERN_OK
 }
 
@@ -112,6 +113,7 @@ type (
 		Paused        valueJSON   `json:"paused"`
 		Borrows       int64       `json:"borrows"`
 		ByNode        int64       `json:"by_node"`
+		ImportedBytes uint64      `json:"imported_bytes"`
 		Tags          []tagJSON   `json:"tags"`
 		Libraries     []useJSON   `json:"libraries"`
 		Pools         []poolJSON  `json:"pools"`
@@ -236,6 +238,7 @@ func coreStatsJSON() (text *C.char) {
 			Paused:        valueJSON(s.Paused.All),
 			Borrows:       s.Borrows,
 			ByNode:        s.ByNode,
+			ImportedBytes: s.ImportedBytes,
 			Tags:          tagsOf(dev),
 			Libraries:     librariesOf(dev),
 			Pools:         l.poolsOf(dev),

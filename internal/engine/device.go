@@ -58,7 +58,7 @@ func newDevice(a *Allocator, id cuda.Device) (*Device, error) {
 	d.History = &History{gpu: &d.gpu, pools: pools, usage: s.usage}
 	d.Magazines = &Magazines{gpu: &d.gpu, pools: pools}
 	d.Peers = &Peers{gpu: &d.gpu, pools: pools, phys: physical, imports: s.imports}
-	d.Views = &Views{gpu: &d.gpu, streams: s.streams, pools: pools, phys: physical, frees: s.frees, usage: s.usage}
+	d.Views = &Views{gpu: &d.gpu, streams: s.streams, pools: pools, phys: physical, frees: s.frees, usage: s.usage, imports: s.imports}
 	var up upstream
 	if a.upstream != nil {
 		if up, err = d.state.upstreams.openCommon(a.upstream); err != nil {

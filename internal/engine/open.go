@@ -10,8 +10,8 @@ import (
 	"github.com/cistern-gpu/cistern/memory"
 )
 
-// Memory of other processes. It is mapped at addresses of its own, apart from every stream heap, and counts for nothing in the
-// statistics: physical memory is counted by the process that made it. No engine lock is held while the other process or
+// Memory of other processes. It is mapped at addresses of its own, apart from every stream heap, and counts only as imported in the
+// statistics: physical memory is held by the process that made it. No engine lock is held while the other process or
 // the driver is waited for.
 
 // opened is what is open here. The zero value is ready.
@@ -34,6 +34,7 @@ type importedMemory struct {
 	dev   cuda.Device
 	base  cuda.Ptr
 	size  uint64        // bytes; 0 where it was opened by an IPC handle
+	bytes uint64        // for the statistics: the size, or what is known of it
 	pool  cuda.MemPool  // imported for it, where it is stream-ordered memory
 	users int           // guarded by opened.mu
 	ready chan struct{} // closed once base or err is set
@@ -63,7 +64,7 @@ func (sh *Sharing) Open(dev cuda.Device, from string, m memory.Shared, descripto
 	o.mu.Lock()
 	f := o.maps[key]
 	if f == nil {
-		f = &importedMemory{key: key, dev: dev, size: size, ready: make(chan struct{})}
+		f = &importedMemory{key: key, dev: dev, size: size, ready: make(chan struct{}), bytes: max(size, m.Size)}
 		if o.maps == nil {
 			o.maps = map[string]*importedMemory{}
 		}
@@ -89,6 +90,9 @@ func (sh *Sharing) Open(dev cuda.Device, from string, m memory.Shared, descripto
 		if f.err = err; err != nil {
 			return 0, d.state.imports.unreachable(m.UUID, err)
 		}
+		d.mu.Lock()
+		d.state.imports.bytes += f.bytes
+		d.mu.Unlock()
 		o.mu.Lock()
 	} else {
 		o.mu.Unlock()
@@ -161,6 +165,7 @@ func (sh *Sharing) Close(p cuda.Ptr) error {
 	o.mu.Unlock()
 	d := sh.a.devices[f.dev].Load()
 	d.mu.Lock()
+	d.state.imports.bytes -= f.bytes
 	delete(d.state.imports.imported, f.base)
 	delete(d.state.imports.readOnly, f.base)
 	delete(d.state.imports.pooled, f.base)

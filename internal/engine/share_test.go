@@ -256,9 +256,22 @@ func TestOpenMapsOnce(t *testing.T) {
 			if now := to.drv.Leaks(); now != one {
 				t.Errorf("%+v exists, %+v did with one block open", now, one)
 			}
+			want := a.Shared.Size // the least that is known of memory without descriptors
+			if len(a.Shared.Chunks) > 0 {
+				want = 0
+			}
+			for _, c := range a.Shared.Chunks {
+				want += c.Size
+			}
+			if s := to.dev.Views.Stats(); s.ImportedBytes != want || s.Reserved.All.Current != 0 {
+				t.Errorf("%d bytes are imported and %d reserved, expected %d and 0", s.ImportedBytes, s.Reserved.All.Current, want)
+			}
 			for _, x := range []cuda.Ptr{p, q, p} {
 				to.used(p, 100*kib)
 				to.close(x)
+			}
+			if s := to.dev.Views.Stats(); s.ImportedBytes != 0 {
+				t.Errorf("all is closed, and %d bytes are imported", s.ImportedBytes)
 			}
 			if now := to.drv.Leaks(); now.Mappings != 0 || now.Reservations != 0 || now.Allocs != 0 {
 				t.Errorf("all is closed and there is %+v", now)

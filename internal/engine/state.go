@@ -293,6 +293,7 @@ type imports struct {
 	readOnly map[cuda.Ptr]uint64 // likewise, of memory that is only read
 	// +checklocks:gpu.mu
 	pooled map[cuda.Ptr]cuda.MemPool // of memory of stream-ordered pools, by address
+	bytes  uint64                    // of all that is mapped, also from other devices; +checklocks:gpu.mu
 }
 
 // usage sums up blocks.
@@ -352,4 +353,5 @@ type Views struct {
 	phys    *physical
 	frees   *frees
 	usage   *usage
+	imports *imports
 }

@@ -21,6 +21,7 @@ func (v *Views) Stats() memory.Stats {
 	s := views.Stats(&v.phys.quota)
 	v.pools.unlockArenas(nil, nil)
 	s.StaleMappings, s.AddressBytes, s.Counters = v.phys.mem.Stale.Len(), v.phys.mem.Ranges.Bytes(), v.phys.counts
+	s.ImportedBytes = v.imports.bytes
 	s.StreamSyncs = v.gpu.timeline.Waits()
 	return s
 }

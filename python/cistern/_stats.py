@@ -26,7 +26,7 @@ class Stats(ctypes.Structure):
         + [(n, ctypes.c_int64) for n in ("remaps", "device_allocs", "device_frees", "retries", "ooms", "by_fit",
                                          "by_collect", "by_remap", "by_grow", "by_lend", "by_callback",
                                          "stream_syncs", "by_spill")]
-        + [("paused", Value), ("borrows", ctypes.c_int64), ("by_node", ctypes.c_int64)]
+        + [("paused", Value), ("borrows", ctypes.c_int64), ("by_node", ctypes.c_int64), ("imported_bytes", ctypes.c_uint64)]
     )
 
 

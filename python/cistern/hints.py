@@ -179,6 +179,7 @@ class DeviceStats(TypedDict):
     paused: Value
     borrows: int
     by_node: int
+    imported_bytes: int
     tags: List[TagUse]
     libraries: List[LibraryUse]
     pools: List[PoolUse]

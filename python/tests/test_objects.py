@@ -69,6 +69,7 @@ class Objects(Case):
         i = w.__cuda_array_interface__
         print(i["shape"], i["typestr"], i["data"] == (w.ptr, True), w.ptr % 512)
         o.verify()
+        print([(d["imported_bytes"], d["reserved"]["all"]["current"]) for d in cistern.stats()["devices"]])
         del o
         print(cistern.node.objects("weights/x")[0]["readers"])  # w has it open
         del w
@@ -88,7 +89,7 @@ class Objects(Case):
         print(cistern.node.objects())
         """)
         text = " ".join(out)
-        for want in ("['none', 'raw', 'w'] 3 x 1024", "(1.5, -2.0, 3.0, 0.25, 5.0, 6.0) hello b''", "(2, 3) <f4 True 0", "True 0 1 0 the_object_is_closed",
+        for want in ("['none', 'raw', 'w'] 3 x 1024", "(1.5, -2.0, 3.0, 0.25, 5.0, 6.0) hello b''", "(2, 3) <f4 True 0", "[(2097152, 0)] 1 0 the_object_is_closed",
                      "error error error []"):
             self.assertIn(want, text)
 
