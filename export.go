@@ -39,6 +39,14 @@ func (a *Allocator) OpenOwn(e Export) (cuda.Ptr, error) { return a.engine.Sharin
 // without waiting.
 func (a *Allocator) CloseShared(p cuda.Ptr) error { return a.engine.Sharing.Close(p) }
 
+// MakeRoom is for memory that another process makes on the device for this one, as named objects, and for which the device had too little
+// memory. It returns unused memory to the driver and asks other processes for what is still lacking. note says what came of that. Where ok is
+// true the caller tries again, for a moment, as memory that others released comes some milliseconds late, and then calls done, which is
+// never nil.
+func (a *Allocator) MakeRoom(dev cuda.Device, bytes uint64) (done func(), ok bool, note string) {
+	return a.engine.Sharing.MakeRoom(dev, bytes)
+}
+
 // ID is the number of the export within this process. It is not used again.
 func (e Export) ID() uint64 { return e.engine.ID }
 

@@ -58,6 +58,10 @@ func (m mapper) Open(dev cuda.Device, from string, s memory.Shared, descriptor f
 	return m.a.Open(dev, from, s, descriptor)
 }
 
+func (m mapper) MakeRoom(dev cuda.Device, bytes uint64) (func(), bool, string) {
+	return m.a.MakeRoom(dev, bytes)
+}
+
 func (m mapper) Close(p cuda.Ptr) error { return m.a.CloseShared(p) }
 
 // Close ends the connection. Builds that were not committed end. Objects that are open stay mapped; close them before.

@@ -116,6 +116,51 @@ func eventually(t *testing.T, what string, so func() bool) {
 	}
 }
 
+// TestBuildMakesRoom: an object that the device has no memory for gets the unused memory of its writer and of other processes; what is in
+// use stays, and the error says so.
+func TestBuildMakesRoom(t *testing.T) {
+	m := newMachine(t, broker.Options{Objects: broker.ObjectOptions{MostBytes: 1 << 40}})
+	connect := func() (program, *node.Objects) {
+		p := start(t, m.gpu, cistern.Options{Node: m.socket, NodeWait: time.Minute})
+		n, err := node.Connect(p.a)
+		must(t, err)
+		t.Cleanup(n.Close)
+		o := node.OpenObjects(p.a)
+		t.Cleanup(o.Close)
+		return p, o
+	}
+	writer, out := connect()
+	other, _ := connect()
+	cache := func(p program, bytes uint64) {
+		x, err := p.d.Alloc(bytes, p.st)
+		must(t, err)
+		must(t, p.a.Free(x))
+	}
+	cache(writer, 300*mib)
+	kept, err := other.d.Alloc(200*mib, other.st)
+	must(t, err)
+	cache(other, 400*mib)
+	b, err := out.Build(0, node.ObjectSpec{Name: "own", Size: 300 * mib}) // as much as the writer has cached
+	must(t, err)
+	must(t, b.Commit(""))
+	if own, others := writer.d.Stats().Reserved.All.Current, other.d.Stats().Reserved.All.Current; own >= 300*mib || others != 600*mib {
+		t.Errorf("%d MiB are reserved, %d MiB by another process", own/mib, others/mib)
+	}
+	spec := node.ObjectSpec{Name: "others", Size: 500 * mib}
+	if b, err = out.Build(0, spec); err != nil { // it waits for what the other process used a moment ago
+		t.Fatal(err)
+	}
+	must(t, b.Commit(""))
+	if got := other.d.Stats().Reserved.All.Current; got < 200*mib || got > 300*mib {
+		t.Errorf("another process has %d MiB reserved", got/mib)
+	}
+	_, err = out.Build(0, node.ObjectSpec{Name: "large", Size: 400 * mib})
+	if !errors.Is(err, cuda.ErrOutOfMemory) || !strings.Contains(err.Error(), "other processes: ") {
+		t.Error(err)
+	}
+	must(t, other.a.Free(kept))
+}
+
 func TestObjects(t *testing.T) {
 	m := newMachine(t, broker.Options{})
 	writer, out := m.objects(t)

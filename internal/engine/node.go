@@ -46,6 +46,46 @@ func (a *Allocator) SetNodeLimit(dev cuda.Device, bytes uint64) {
 	}
 }
 
+// MakeRoom is for memory that another process makes for this one, and lacked: unused memory of the device goes to the driver, then other
+// processes are asked for what is still lacking. note says what came of that. Where ok is true it is worth trying again, for a moment, as
+// released memory comes late; done, which is never nil, is to be called after that.
+func (sh *Sharing) MakeRoom(dev cuda.Device, bytes uint64) (done func(), ok bool, note string) {
+	done = func() {}
+	d, err := sh.a.Device(dev)
+	if err != nil {
+		return done, false, err.Error()
+	}
+	// One chunk of the largest size at least, as what the driver has free need not do for one.
+	least := min(bytes, d.opts.ChunkMax)
+	own, err := d.GiveBack(max(less(bytes, freeOf(d)), least), 0)
+	if err != nil {
+		return done, false, err.Error()
+	}
+	short := less(bytes, freeOf(d))
+	if own > 0 && short == 0 {
+		return done, true, ""
+	}
+	n := sh.a.node.Load()
+	if n == nil {
+		return done, own > 0, "no other process was asked, as this one is no client of the broker"
+	}
+	lockrank.MayCall()
+	granted, note := (*n).Ask(dev, max(short, least), d.opts.NodeWait)
+	if granted > 0 {
+		done = func() { (*n).Done(dev, granted) }
+	}
+	return done, own > 0 || granted > 0, note
+}
+
+// freeOf is what the driver says is free of the device; 0 where it does not.
+func freeOf(d *Device) uint64 {
+	free, _, err := d.drv.MemInfo(d.id)
+	if err != nil {
+		return 0
+	}
+	return free
+}
+
 // admit reports whether a driver may be asked for new memory.
 func (a *Allocator) admit(dev cuda.Device, size uint64) bool {
 	n := a.node.Load()

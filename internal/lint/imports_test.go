@@ -88,7 +88,7 @@ var mayImport = map[string][]string{
 	"internal/node/broker": {"cuda", "internal/live", "internal/node/grants", "internal/node/ledger", "internal/node/objects", "internal/node/policy", "internal/node/protocol", "internal/text",
 		"internal/units"},
 	"internal/node/objects": {"cuda", "internal/node/protocol", "internal/units"},
-	"internal/node/attach":  {"cuda", "internal/node/client", "internal/node/objects", "internal/node/protocol", "memory"},
+	"internal/node/attach":  {"cuda", "internal/deadline", "internal/node/client", "internal/node/objects", "internal/node/protocol", "memory"},
 	"internal/node/control": {"internal/node/protocol"},
 	"internal/node/metrics": {"internal/node/protocol"},
 	"internal/node/client":  {"cuda", "internal/deadline", "internal/environ", "internal/live", "internal/node/grants", "internal/node/objects", "internal/node/protocol", "internal/socket"},
