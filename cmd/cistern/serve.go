@@ -18,6 +18,7 @@ type serveFlags struct {
 	socket, policy, log string
 	metrics             string
 	dryRun, debug       bool
+	replace             bool
 	objects             int
 	objectMemory        string
 	objectBytes         uint64 // objectMemory, 0 for the default
@@ -46,6 +47,7 @@ func newServe(a *app) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&f.socket, "socket", "", "listen at this `path` (default as above, or the socket that systemd passes)")
+	c.Flags().BoolVar(&f.replace, "replace", false, "take over from the broker that runs, with its named objects; without one, start")
 	c.Flags().StringVar(&f.policy, "policy", "", "limits, weights and priorities of clients from this `file`")
 	c.Flags().StringVar(&f.metrics, "metrics", "", "serve metrics for Prometheus at this `address`: PORT for this machine only, or HOST:PORT")
 	c.Flags().IntVar(&f.objects, "objects", 1024, "keep at most this `number` of named objects; a user may have a quarter of them, root and the broker's user all")

@@ -46,6 +46,10 @@ func (a *app) serve(ctx context.Context, f *serveFlags) error {
 	if err != nil {
 		return err
 	}
+	before, err := f.takeOver(l, n)
+	if err != nil {
+		return err
+	}
 	b, err := broker.New(broker.Options{Policy: f.policy, DryRun: f.dryRun, Log: log, Observer: figures,
 		Objects: broker.ObjectOptions{Open: objectDriver, Most: f.objects, MostBytes: f.objectBytes, Keep: n.keeper()}})
 	if err != nil {
@@ -55,16 +59,29 @@ func (a *app) serve(ctx context.Context, f *serveFlags) error {
 	if len(stored) > 0 {
 		log.Info("objects of an earlier broker are there", "objects", b.Restore(stored))
 	}
-	endMetrics, err := serveMetrics(f.metrics, figures, b, log)
+	var lock *os.File
+	if before != nil {
+		l, lock, err = succeed(b, before, log)
+	} else {
+		l, lock, err = listen(l, f.socket)
+	}
 	if err != nil {
 		return err
+	}
+	if lock != nil {
+		defer lock.Close()
+		b.HandsOver(lock)
+	}
+	endMetrics, err := serveMetrics(f.metrics, figures, b, log)
+	if err != nil && before == nil {
+		l.Close()
+		return err
+	}
+	if err != nil { // objects would go with this broker
+		log.Error("no metrics are served", "error", err)
+		endMetrics = func() {}
 	}
 	defer endMetrics()
-	l, release, err := listen(l, f.socket)
-	if err != nil {
-		return err
-	}
-	defer release()
 	debug.SetMemoryLimit(brokerHeap)
 	again := make(chan os.Signal, 1)
 	signal.Notify(again, syscall.SIGHUP)
@@ -260,21 +277,66 @@ func (n *notifier) watchdog() <-chan time.Time {
 	return time.Tick(time.Duration(usec) * time.Microsecond / 2)
 }
 
-// listen is the socket that systemd passes, or one at the path. release is called when the broker has ended.
-func listen(passed *net.UnixListener, path string) (l *net.UnixListener, release func(), err error) {
+// takeOver asks the broker that runs for what it has; nil where none does, or without --replace.
+func (f *serveFlags) takeOver(passed *net.UnixListener, n *notifier) (*broker.Handover, error) {
+	switch {
+	case !f.replace:
+		return nil, nil
+	case passed != nil || n.keeper() != nil:
+		return nil, errors.New("--replace: systemd keeps objects already: restart the service")
+	}
+	path, err := socketPath(f.socket)
+	if err != nil {
+		return nil, err
+	}
+	h, err := broker.TakeOver(path)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
+		return nil, nil
+	}
+	return h, err
+}
+
+// endsWithin is how long the broker before may take to end.
+const endsWithin = 30 * time.Second
+
+// succeed makes b the successor of the broker before, which ends.
+func succeed(b *broker.Broker, before *broker.Handover, log *slog.Logger) (*net.UnixListener, *os.File, error) {
+	defer before.Close()
+	count := b.TakeOver(before)
+	ended, err := before.Confirm(endsWithin)
+	if err != nil {
+		before.Listener.Close()
+		before.Lock.Close()
+		return nil, nil, fmt.Errorf("--replace: the broker before does not answer any more: %w", err)
+	}
+	log.Info("this broker has taken over", "objects", count)
+	if !ended {
+		log.Warn("the broker before has not ended", "waited", endsWithin)
+	}
+	return before.Listener, before.Lock, nil
+}
+
+// socketPath is the path of --socket, or the default.
+func socketPath(path string) (string, error) {
+	var err error
+	if path == "" {
+		if path, err = defaultSocket(os.Geteuid() == 0); err != nil {
+			return "", err
+		}
+	}
+	return path, checkSocket(path)
+}
+
+// listen is the socket that systemd passes, or one at the path, with the file that makes this the only broker there.
+func listen(passed *net.UnixListener, path string) (l *net.UnixListener, lock *os.File, err error) {
 	if passed != nil {
 		if path != "" {
 			passed.Close()
 			return nil, nil, errors.New("--socket: systemd passes a socket already")
 		}
-		return passed, func() {}, nil
+		return passed, nil, nil
 	}
-	if path == "" {
-		if path, err = defaultSocket(os.Geteuid() == 0); err != nil {
-			return nil, nil, err
-		}
-	}
-	if err := checkSocket(path); err != nil {
+	if path, err = socketPath(path); err != nil {
 		return nil, nil, err
 	}
 	folder, socket := os.FileMode(0o700), os.FileMode(0o600)
@@ -284,7 +346,7 @@ func listen(passed *net.UnixListener, path string) (l *net.UnixListener, release
 	if err := os.MkdirAll(filepath.Dir(path), folder); err != nil {
 		return nil, nil, err
 	}
-	unlock, err := lockBroker(path)
+	lock, err = lockBroker(path)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -298,14 +360,14 @@ func listen(passed *net.UnixListener, path string) (l *net.UnixListener, release
 		}
 	}
 	if err != nil {
-		unlock()
+		lock.Close()
 		return nil, nil, err
 	}
-	return l, unlock, nil
+	return l, lock, nil
 }
 
 // lockBroker makes this the only broker at a path.
-func lockBroker(path string) (unlock func(), err error) {
+func lockBroker(path string) (*os.File, error) {
 	f, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
@@ -317,7 +379,7 @@ func lockBroker(path string) (unlock func(), err error) {
 		}
 		return nil, fmt.Errorf("%s.lock: %w", path, err)
 	}
-	return func() { f.Close() }, nil
+	return f, nil
 }
 
 // passed is the listening socket that systemd passes (LISTEN_FDS), nil for none, and the descriptors that an earlier broker stored, by

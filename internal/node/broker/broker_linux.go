@@ -67,6 +67,7 @@ type Broker struct {
 	served  sync.WaitGroup
 	places  chan struct{} // of connections that are not closed yet
 	left    atomic.Bool   // connections did not end with Serve
+	handed  atomic.Bool   // a successor has all
 	counts  Counts
 	objects *objectTable
 	notes   *notes
@@ -90,6 +91,7 @@ type Broker struct {
 	expiry  map[uint64]*time.Timer      // +checklocks:mu
 	closing bool                        // +checklocks:mu
 	stops   map[*client]struct{}        // those that are connected; +checklocks:mu
+	passes  passes                      // +checklocks:mu
 }
 
 // Counts are what a broker did.
@@ -161,6 +163,9 @@ func (b *Broker) now() time.Duration { return time.Since(b.began) }
 func (b *Broker) Serve(ctx context.Context, l *net.UnixListener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	b.mu.Lock()
+	b.passes.listener, b.passes.end = l, cancel
+	b.mu.Unlock()
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
 	b.served.Go(func() { b.sweep(ctx) })

@@ -446,6 +446,10 @@ func (c *client) control(m protocol.Message, fd int, buf, oob []byte) error {
 			if err := c.object(m, fd); err != nil {
 				return err
 			}
+		case protocol.Handover:
+			if err := c.handOver(m, buf, oob); err != nil {
+				return err
+			}
 		default:
 			return fmt.Errorf("a conversation begins with a message %q: expected %q", m.Kind, protocol.Hello)
 		}

@@ -51,7 +51,7 @@ func (t *objectTable) keep(o *objects.Object, m *objects.Memory) {
 	chunks := o.Chunks()
 	t.keepDevice(o.UUID)
 	var err error
-	m.Use(func() { err = t.keepParts(o, m) })
+	m.Use(func() { err = keepParts(t.opt.Keep, o, m) })
 	if err != nil {
 		t.b.log.Warn("an object will not survive this broker", "name", o.Name, "generation", o.Generation, "error", err)
 	}
@@ -61,12 +61,13 @@ func (t *objectTable) keep(o *objects.Object, m *objects.Memory) {
 	t.forget()
 }
 
-func (t *objectTable) keepParts(o *objects.Object, m *objects.Memory) error {
+// keepParts stores the descriptors of a generation.
+func keepParts(to Keeper, o *objects.Object, m *objects.Memory) error {
 	k := keptObject{Object: o.Listed(UUID(o.UUID)), UUID: o.UUID}
 	names := keptNames(o.Generation, len(m.Chunks))
 	for i := range m.Chunks {
 		k.Chunks = append(k.Chunks, m.Chunks[i].Size)
-		if err := t.opt.Keep.Store(names[i], m.Chunks[i].FD); err != nil {
+		if err := to.Store(names[i], m.Chunks[i].FD); err != nil {
 			return err
 		}
 	}
@@ -79,10 +80,10 @@ func (t *objectTable) keepParts(o *objects.Object, m *objects.Memory) error {
 		return err
 	}
 	defer unix.Close(about)
-	if err := t.opt.Keep.Store(names[len(names)-2], m.Layout); err != nil {
+	if err := to.Store(names[len(names)-2], m.Layout); err != nil {
 		return err
 	}
-	return t.opt.Keep.Store(names[len(names)-1], about)
+	return to.Store(names[len(names)-1], about)
 }
 
 // forget drops from the store what has no name any more.
@@ -154,6 +155,13 @@ func deviceFile(folder, uuid string) (path string, ok bool) {
 // Restore takes over the descriptors that an earlier broker stored, by name, before Serve. It returns how many objects are there again.
 // What does not belong to a whole object is closed and forgotten.
 func (b *Broker) Restore(fds map[string]int) (count int) {
+	if count = b.restore(fds); count > 0 {
+		go b.objects.charge()
+	}
+	return count
+}
+
+func (b *Broker) restore(fds map[string]int) (count int) {
 	t := b.objects
 	var generations []uint64
 	for name := range fds {
@@ -176,9 +184,6 @@ func (b *Broker) Restore(fds map[string]int) (count int) {
 		if !strings.HasPrefix(name, "d") && t.opt.Keep != nil {
 			t.opt.Keep.Forget(name)
 		}
-	}
-	if count > 0 {
-		go t.charge()
 	}
 	return count
 }

@@ -49,7 +49,8 @@ type objectTable struct {
 	opt  ObjectOptions
 	jobs chan struct{} // a place for each object that waits for the driver
 
-	opening sync.Mutex // held while the driver is opened
+	opening sync.Mutex   // held while the driver is opened
+	passing sync.RWMutex // held for writing while a successor takes the objects over
 
 	mu       sync.Mutex
 	store    *objects.Store              // +checklocks:mu
@@ -204,6 +205,14 @@ func (c *client) object(m protocol.Message, fd int) error {
 	t := c.b.objects
 	if m.Kind != protocol.Build && fd >= 0 {
 		unix.Close(fd)
+	}
+	t.passing.RLock()
+	defer t.passing.RUnlock()
+	if c.b.HandedOver() {
+		if m.Kind == protocol.Build && fd >= 0 {
+			unix.Close(fd)
+		}
+		return errHandedOver
 	}
 	t.enter(c)
 	var err error
@@ -568,6 +577,10 @@ func (t *objectTable) list(c *client, m protocol.Message) (all []protocol.Object
 
 // expire removes objects whose time is over.
 func (t *objectTable) expire() {
+	if !t.passing.TryRLock() {
+		return // the successor does it
+	}
+	defer t.passing.RUnlock()
 	t.mu.Lock()
 	gone := t.take(t.store.Expire(time.Now()))
 	t.mu.Unlock()

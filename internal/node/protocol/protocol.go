@@ -56,6 +56,12 @@
 //	Unpin     process  ID, Object
 //	Remove    process  ID, Text (ObjectName as JSON), Object: one generation, 0 for all
 //	Objects   process  ID, Text (ObjectName as JSON, or none for all); answered by items, Objects as JSON
+//
+// A broker that takes over from the one that runs:
+//
+//	Handover  successor ID; it is answered by Kept for each descriptor, and End
+//	Kept      broker    ID, Text: the name of a descriptor, which comes with it
+//	TakenOver successor ID: it has all, and the broker ends
 package protocol
 
 import (
@@ -106,6 +112,9 @@ const (
 	Remove
 	Objects
 	Pausable
+	Handover
+	Kept
+	TakenOver
 )
 
 // OnlyUnused is Limit of an Ask for which nothing is paused.
@@ -120,7 +129,7 @@ const (
 
 var kindNames = [...]string{"", "hello", "welcome", "join", "joined", "limit", "ask", "granted", "done", "give back", "gave", "query", "answer",
 	"list", "item", "set", "end", "refused", "devices", "pause", "resume", "pausing", "paused", "build", "built", "chunk", "commit", "abandon", "get", "found", "unpin", "remove", "objects",
-	"pausable"}
+	"pausable", "handover", "kept", "taken over"}
 
 func (k Kind) String() string {
 	if int(k) < len(kindNames) && k != 0 {
