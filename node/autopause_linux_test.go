@@ -38,11 +38,11 @@ func TestAutoPause(t *testing.T) {
 	socket, gpu := serving(t)
 	p := start(t, gpu, cistern.Options{Node: socket, NodeLabel: "trainer", NodeWait: 100 * time.Millisecond})
 	other := start(t, gpu, cistern.Options{Node: socket, NodeLabel: "engine", NodeWait: 30 * time.Second})
-	hasty := start(t, gpu, cistern.Options{Node: socket, NodeLabel: "hasty", NodeWait: -1}) // does not wait
+	impatient := start(t, gpu, cistern.Options{Node: socket, NodeLabel: "impatient", NodeWait: -1}) // does not wait
 	n, err := node.Connect(p.a)
 	must(t, err)
 	defer n.Close()
-	for _, x := range []program{other, hasty} {
+	for _, x := range []program{other, impatient} {
 		n, err := node.Connect(x.a)
 		must(t, err)
 		defer n.Close()
@@ -61,7 +61,7 @@ func TestAutoPause(t *testing.T) {
 	fails := func(when string) {
 		t.Helper()
 		var oom *cistern.OutOfMemoryError
-		if _, err := hasty.d.Alloc(1000*mib, hasty.st); !errors.As(err, &oom) || paused() != 0 {
+		if _, err := impatient.d.Alloc(1000*mib, impatient.st); !errors.As(err, &oom) || paused() != 0 {
 			t.Fatalf("%s: %v, %d paused", when, err, paused())
 		}
 	}

@@ -190,7 +190,7 @@ func TestNodePauseAndDeath(t *testing.T) {
 // be paused, and not where the process does not answer.
 func TestNodeAutoPause(t *testing.T) {
 	n := newNode(t, broker.Options{})
-	trainer, engine, hasty := n.process(",node_label:trainer"), n.process(",node_label:engine,node_wait:30s"), n.process(",node_label:hasty,node_wait:0s")
+	trainer, engine, impatient := n.process(",node_label:trainer"), n.process(",node_label:engine,node_wait:30s"), n.process(",node_label:impatient,node_wait:0s")
 	trainer.must("alloc 1 500")
 	allowed := func(mib uint64) {
 		t.Helper()
@@ -200,7 +200,7 @@ func TestNodeAutoPause(t *testing.T) {
 	}
 	fails := func(mib int, when string) {
 		t.Helper()
-		if r := hasty.do("alloc 1 %d", mib); r.code == 0 {
+		if r := impatient.do("alloc 1 %d", mib); r.code == 0 {
 			t.Fatalf("%s: memory in use was taken", when)
 		}
 	}
@@ -235,7 +235,7 @@ func TestNodeAutoPause(t *testing.T) {
 	trainer.must("allow 2 0 1")
 	allowed(800)
 	trainer.signal(syscall.SIGSTOP)
-	r := hasty.do("alloc 1 400")
+	r := impatient.do("alloc 1 400")
 	trainer.signal(syscall.SIGCONT)
 	if r.code == 0 || r.took > 30*time.Second || !strings.Contains(r.words, "did not answer within") {
 		t.Errorf("a process that is stopped: %d, %v, %s", r.code, r.took, r.words)

@@ -51,7 +51,7 @@ func pauseSelected(p *pause) (memory.PauseReport, error) {
 
 // Pausable returns how many bytes of physical memory Pause would return to the device at least, as things are; 0 where it would
 // fail, as while a stream is being captured. It does not wait for the GPU.
-func (d *Device) Pausable(sel Selection, o config.PauseOptions) uint64 {
+func Pausable(d *Device, sel Selection, o config.PauseOptions) uint64 {
 	return pausable(&pause{d: d, sel: sel, o: o})
 }
 
