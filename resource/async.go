@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync/atomic"
 
 	"github.com/cistern-gpu/cistern/cuda"
 )
@@ -46,6 +47,7 @@ type AsyncPool struct {
 	handles cuda.HandleType
 	own     bool        // Close destroys it
 	stream  cuda.Stream // that could not be destroyed before; Close tries again
+	closing atomic.Bool // Close was called while memory was out: the last Free destroys the pool
 }
 
 // Async makes a pool. It is destroyed by Close, once all its memory is back.
@@ -162,7 +164,21 @@ func (a *AsyncPool) Free(p cuda.Ptr, _, _ uint64, st cuda.Stream) error {
 	if p == 0 {
 		return nil
 	}
-	return a.drv.MemFreeAsync(a.dev, p, st)
+	err := a.drv.MemFreeAsync(a.dev, p, st)
+	if err == nil && a.closing.Load() && a.drv.StreamSynchronize(a.dev, st) == nil {
+		err = a.destroy()
+	}
+	return err
+}
+
+// destroy destroys a pool that is to be closed, if no memory of it is out. libcuda 580 dies at the end of a pool of another device
+// after memory of this one outlived its pool (lab/native/pools2.c).
+func (a *AsyncPool) destroy() error {
+	a.closing.Store(true)
+	if used, err := a.drv.MemPoolGet(a.dev, a.pool, cuda.MemPoolUsedCurrent); err != nil || used > 0 || !a.closing.CompareAndSwap(true, false) {
+		return err
+	}
+	return a.drv.MemPoolDestroy(a.dev, a.pool)
 }
 
 // Usage is what the pool holds of the device's memory and what of it is in use, in bytes.
@@ -185,7 +201,8 @@ func (a *AsyncPool) EnablePeer(peer cuda.Device) error {
 	return a.drv.MemPoolSetAccess(a.dev, a.pool, []cuda.Device{peer})
 }
 
-// Close destroys the pool, unless it is a view. Memory that is still out stays valid until it is freed.
+// Close destroys the pool, unless it is a view. Memory that is still out stays valid until it is freed, and the pool goes with the last
+// of it.
 func (a *AsyncPool) Close() error {
 	if a.stream != 0 {
 		if err := a.drv.StreamDestroy(a.dev, a.stream); err != nil {
@@ -196,7 +213,8 @@ func (a *AsyncPool) Close() error {
 	if !a.own {
 		return nil
 	}
-	if err := a.drv.MemPoolDestroy(a.dev, a.pool); err != nil {
+	if err := a.destroy(); err != nil {
+		a.closing.Store(false)
 		return err
 	}
 	a.own = false

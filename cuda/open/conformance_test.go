@@ -295,9 +295,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// TestPeers is TestConformance for two devices. On a GPU the two run in processes of their own: after the cases of pools
-// on device 0 libcuda (driver 580) was seen to die in cuMemPoolDestroy of a pool of device 1, though not of the same calls
-// in a C program, nor of these after any other case.
+// TestPeers is TestConformance for two devices.
 func TestPeers(t *testing.T) {
 	t.Run("sim", func(t *testing.T) {
 		d, err := Open("sim:1GiBx2")

@@ -335,10 +335,13 @@ func pools(t *testing.T, d cuda.Driver, dev cuda.Device, g uint64) {
 		t.Errorf("%d are used", used)
 	}
 
-	// What is allocated outlives its pool.
+	// What is allocated outlives its pool. After that libcuda 580 dies at the end of a pool of another device: see
+	// lab/native/pools2.c.
 	p, err = d.MemAllocAsync(dev, g, pool, s)
 	must(t, err)
-	must(t, d.MemPoolDestroy(dev, pool))
+	if n, _ := d.DeviceCount(); n == 1 || standsIn(t) {
+		must(t, d.MemPoolDestroy(dev, pool))
+	}
 	moves(t, d, dev, p, address(b), g, s)
 	runtime.KeepAlive(b)
 	must(t, d.MemFreeAsync(dev, p, s))

@@ -187,6 +187,18 @@ static void outlived(void *arg) {
   pool = NULL;
 }
 
+/* As by a program that frees in stream order and does not wait: the copies before it take some milliseconds. */
+static void freed_late(void *arg) {
+  (void)arg;
+  Ptr p;
+  Pool own = create_pool(0, 0, 0);
+  MUST(cuMemAllocFromPoolAsync(&p, GIB, own, stream));
+  for (int i = 0; i < 100; i++) MUST(cuMemcpyAsync(p, p + GIB / 2, GIB / 2, stream));
+  MUST(cuMemFreeAsync(p, stream));
+  MUST(cuMemPoolDestroy(own));
+  MUST(cuStreamSynchronize(stream));
+}
+
 static void default_pool(void *arg) {
   (void)arg;
   Pool own;
@@ -203,7 +215,7 @@ static const struct {
 } steps[] = {
     {"kinds of handles", kinds_of_handles}, {"attributes", attributes},         {"blocks", blocks},
     {"threshold", threshold},               {"too much", too_much},             {"other streams", other_streams},
-    {"block outlives its pool", outlived},  {"default pool", default_pool},
+    {"a free is under way", freed_late},    {"block outlives its pool", outlived}, {"default pool", default_pool},
 };
 enum { STEPS = sizeof steps / sizeof *steps };
 
