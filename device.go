@@ -162,7 +162,9 @@ func (d Device) Pause(s Selection, o PauseOptions) (PauseReport, error) {
 }
 
 // Pausable returns how many bytes of physical memory Pause would return at least, as things are now; 0 where it would fail.
-func (d Device) Pausable(s Selection, o PauseOptions) uint64 { return engine.Pausable(d.engine, s.engine(), o) }
+func (d Device) Pausable(s Selection, o PauseOptions) uint64 {
+	return engine.Pausable(d.engine, s.engine(), o)
+}
 
 // Resume gives the selected paused blocks physical memory and their contents again, at the same addresses. Blocks that share
 // a granule (2 MiB) with them are resumed with them. The memory comes from the driver, then from the cache, then from

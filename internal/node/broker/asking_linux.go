@@ -72,6 +72,7 @@ func (c *client) ask(ctx context.Context, m protocol.Message, asked *sync.WaitGr
 	before, _ := b.ledger.Account(c.id, slot)
 	id, delay, ok := b.ledger.Ask(b.now(), c.id, slot, m.Bytes)
 	b.ledger.Leaves(id, m.Keep)
+	b.ledger.More(id, m.Total)
 	if m.Limit == protocol.OnlyUnused {
 		b.ledger.OnlyUnused(id)
 	}

@@ -356,6 +356,12 @@ func TestHeadroom(t *testing.T) {
 	if now := b.c.Sent(); now != sent && time.Since(asked) < 100*time.Millisecond {
 		t.Errorf("%d messages right after there was nothing", now-sent)
 	}
+	b.has(10*gib, 9*gib)
+	eventually(t, "its own unused memory goes", func() bool {
+		b.c.Grown(0)
+		n, _ := a.Free(0)
+		return n == gib
+	})
 }
 
 // A grant whose asker does not end it is over after a while.

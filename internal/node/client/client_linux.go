@@ -217,14 +217,11 @@ func (c *Client) admit(d *device, size, mine uint64) bool {
 // Ask asks the broker for memory of other processes, and waits for the answer. Where they have enough, the driver's headroom is part
 // of it, so that Grown need not ask for it after the request.
 func (c *Client) Ask(dev cuda.Device, need uint64, wait time.Duration) (granted uint64, note string) {
+	m := protocol.Message{Kind: protocol.Ask, Bytes: need, Wait: wait}
 	if d := c.device(dev); d != nil && c.cfg.Headroom != nil {
-		if room := c.cfg.Headroom(d.total); room > 0 {
-			if granted, note = c.ask(dev, protocol.Message{Kind: protocol.Ask, Bytes: need + room, Limit: protocol.OnlyUnused}); granted > 0 {
-				return granted, note
-			}
-		}
+		m.Total = c.cfg.Headroom(d.total)
 	}
-	return c.ask(dev, protocol.Message{Kind: protocol.Ask, Bytes: need, Wait: wait})
+	return c.ask(dev, m)
 }
 
 // ask is that for a question, of which the device is left out.
@@ -354,11 +351,12 @@ func (c *Client) Done(dev cuda.Device, granted uint64) {
 	}
 }
 
-// noHeadroom is how long other processes are not asked for headroom after they had nothing.
+// noHeadroom is how long nothing is released for headroom after other processes had nothing.
 const noHeadroom = 100 * time.Millisecond
 
 // Grown has other processes release what the driver lacks of its headroom: libraries load kernels when they are first called, and fail
-// where the driver has no memory for them. Memory that others use stays, and the headroom is then smaller.
+// where the driver has no memory for them. Where they have nothing this process does. Memory in use stays, and the headroom is then
+// smaller.
 func (c *Client) Grown(dev cuda.Device) {
 	d := c.device(dev)
 	if d == nil || c.cfg.Headroom == nil || c.link.Load() == nil || d.slot.Load() < 0 {
@@ -371,9 +369,10 @@ func (c *Client) Grown(dev cuda.Device) {
 	}
 	if granted, _ := c.ask(dev, protocol.Message{Kind: protocol.Ask, Bytes: keep - free, Limit: protocol.OnlyUnused}); granted > 0 {
 		c.Done(dev, granted)
-	} else {
-		d.spared.Store(time.Now().Add(noHeadroom).UnixNano())
+		return
 	}
+	d.spared.Store(time.Now().Add(noHeadroom).UnixNano())
+	_, _ = c.cfg.Host.GiveBack(dev, keep-free, 0)
 }
 
 // Available is what other processes would release for this one now, with the limit that the broker sets (0: none). known is false

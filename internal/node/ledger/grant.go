@@ -19,6 +19,7 @@ type Grant struct {
 	got      uint64 // that others released
 	left     uint64 // that the driver had free for the grants of others when it began
 	noPause  bool   // for it
+	more     uint64 // beside what is needed, if the unused memory of others has that too
 }
 
 // Part is what one victim is asked for on behalf of a grant.
@@ -97,6 +98,9 @@ func (l *Ledger) Decide(now time.Duration, id uint64) Decision {
 		could += less(a.Status.Reserved, a.Policy.Min)
 		c.consider(a)
 	}
+	if g.got == 0 && less(c.spare, need) >= g.more {
+		c.need += g.more
+	}
 	switch {
 	case c.spare >= need:
 		return Decision{Verdict: Take, Parts: c.take(id, g)}
@@ -158,6 +162,13 @@ func (l *Ledger) standing(g *Grant) bool {
 func (l *Ledger) OnlyUnused(id uint64) {
 	if g := l.grants[id]; g != nil {
 		g.noPause = true
+	}
+}
+
+// More has others release so much beside what a grant needs, if their unused memory has both.
+func (l *Ledger) More(id uint64, bytes uint64) {
+	if g := l.grants[id]; g != nil && l.devices[g.slot] != nil {
+		g.more = min(bytes, l.devices[g.slot].Total)
 	}
 }
 

@@ -24,7 +24,7 @@
 //	Joined    broker   ID, Slot in the grants, Limit
 //	Limit     broker   Slot, Limit: the client's max, 0 for none
 //	Ask       client   ID, Slot, Bytes, Wait: for memory of others; Keep: the driver's free memory that it leaves to their grants;
-//	                   Limit (1: for unused memory only: nothing is paused for it)
+//	                   Limit (1: for unused memory only: nothing is paused for it), Total: bytes beside, if unused memory has both
 //	Granted   broker   ID, Slot, Bytes, Text for the report of a failed request
 //	Done      client   ID, Slot: the request that asked is over
 //	GiveBack  broker   ID, Slot, Bytes, Keep, Hold: release unused memory; 0 bytes: only say what there is
