@@ -172,7 +172,8 @@ func (a *AsyncPool) Free(p cuda.Ptr, _, _ uint64, st cuda.Stream) error {
 }
 
 // destroy destroys a pool that is to be closed, if no memory of it is out. libcuda 580 dies at the end of a pool of another device
-// after memory of this one outlived its pool (lab/native/pools2.c).
+// after that of one whose memory outlived it (lab/native/pools2.c), also where a free was only under way: a caller with several
+// devices waits for its frees before Close. Here it cannot be waited for, as a capture forbids that.
 func (a *AsyncPool) destroy() error {
 	a.closing.Store(true)
 	if used, err := a.drv.MemPoolGet(a.dev, a.pool, cuda.MemPoolUsedCurrent); err != nil || used > 0 || !a.closing.CompareAndSwap(true, false) {
