@@ -139,6 +139,8 @@ def share_pooled():
     pool = cistern.torch.MemPool(upstream="async:handles=posix")
     with torch.cuda.use_mem_pool(pool):
         tensors = [torch.full((n,), i, dtype=torch.uint8, device="cuda") for i, n in enumerate((10, 3 * MiB, 50 * MiB))]
+        # Here an error of the export is the case's; the thread of the queue would only print it.
+        torch.ones(MiB, dtype=torch.uint8, device="cuda").untyped_storage()._share_cuda_()
     shared_and_back(tensors, range(3))
     plain = cistern.torch.MemPool(upstream="async")
     with torch.cuda.use_mem_pool(plain):
