@@ -147,17 +147,7 @@ func TestServeObjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	writer := node.OpenObjects(a)
-	put := func(name, text string) {
-		t.Helper()
-		b, err := writer.Build(0, node.ObjectSpec{Name: name, Size: 3 << 20, Labels: map[string]string{"model": "x"}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		copyHost(t, drv, b.Ptr(), []byte(text), true)
-		if err := b.Commit(""); err != nil {
-			t.Fatal(err)
-		}
-	}
+	put := putter(t, drv, writer)
 	put("weights/x", "old")
 	put("weights/x", "abc")
 	put("gone", "gone")
@@ -263,5 +253,20 @@ func copyHost(t *testing.T, drv cuda.Driver, p cuda.Ptr, b []byte, up bool) {
 	}
 	if err := errors.Join(drv.MemcpyAsync(0, dst, src, uint64(len(b)), 0), drv.StreamSynchronize(0, 0)); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// putter makes objects of 3 MiB that begin with a text.
+func putter(t *testing.T, drv cuda.Driver, o *node.Objects) func(name, text string) {
+	return func(name, text string) {
+		t.Helper()
+		b, err := o.Build(0, node.ObjectSpec{Name: name, Size: 3 << 20, Labels: map[string]string{"model": "x"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		copyHost(t, drv, b.Ptr(), []byte(text), true)
+		if err := b.Commit(""); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -32,17 +32,7 @@ func TestServeReplace(t *testing.T) {
 		t.Fatal(err)
 	}
 	here := node.OpenObjects(a)
-	put := func(name, text string) {
-		t.Helper()
-		b, err := here.Build(0, node.ObjectSpec{Name: name, Size: 3 << 20, Labels: map[string]string{"model": "x"}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		copyHost(t, drv, b.Ptr(), []byte(text), true)
-		if err := b.Commit(""); err != nil {
-			t.Fatal(err)
-		}
-	}
+	put := putter(t, drv, here)
 	get := func(name string) *node.Object {
 		t.Helper()
 		x, err := here.Open(0, node.ObjectName{Name: name})

@@ -27,7 +27,7 @@ def judge(c, node):
     victim, both, ballast = node.holder(broker.setting), node.holder(broker.setting), node.ballast()
     second = {"device": 1} if node.sim else {}  # a simulated device cannot be hidden
     alone = node.holder(broker.setting, **{} if node.sim else {"CUDA_VISIBLE_DEVICES": "1"})
-    for p, on in ((both, {"device": 1}), (alone, second)):  # a context takes memory too, which nobody releases for it
+    for p, on in ((both, {"device": 1}), (alone, second)):  # with their contexts, which take memory too
         met(p.ask("hold", bytes=2 * MiB, each=2 * MiB, **on), "a process that begins")
         met(p.ask("drop"), "a process that begins")
     for d, cache in enumerate(CACHES):

@@ -3,7 +3,7 @@
     python ranks.py --standin VERSION [--seed N]    over a PyTorch of PyPI, without a GPU (standin/__init__.py)
     python ranks.py [--seed N] [--ranks N]          on the GPUs of this machine
 
-Each job has three ranks, or as many as said, that train together: over NCCL where each has a GPU of its own, over gloo where they
+Each job has three ranks, or --ranks of them, that train together: over NCCL where each has a GPU of its own, over gloo where they
 share. The seed chooses which of them fails, and when.
 
 restarted  a rank is killed by SIGKILL; torchrun starts all anew; then another one, which holds more than its twins, runs out of memory

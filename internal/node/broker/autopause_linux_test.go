@@ -128,7 +128,7 @@ func TestAutoPause(t *testing.T) {
 	eventually(t, "its end is said", func() bool { return n.entry("owner").Pausable == 0 })
 }
 
-// A broker that begins while a consent stands learns of it, and so does one that asks when more is allowed than was said.
+// A broker that begins while a consent stands is sent it, as is one that asks when more is allowed than the client declared.
 func TestAutoPauseOfNewBroker(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, broker.Options{}, 10*gib)

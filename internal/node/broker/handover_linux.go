@@ -15,8 +15,8 @@ import (
 )
 
 // A broker hands over to its successor: the listening socket, the lock, and the descriptors of its objects, by the names of keptNames. It
-// ends when the successor has said that it has them. Until then it serves on, but for messages about objects, which wait; where the
-// successor fails, nothing has changed.
+// ends when the successor confirms that it has them. Until then it goes on serving, but for messages about objects, which wait; where
+// the successor fails, nothing has changed.
 
 const (
 	// passTime is how long a successor may take to accept a descriptor, takeTime to say that it has all.

@@ -117,7 +117,7 @@ def become(numbers, folder, _, env, fds):
 
 
 def end(fd, running, poll):
-    """A program has ended, or it has to: nobody waits for it."""
+    """A program has ended, or it has to: its status is not waited for."""
     pid, connection, pidfd = running[fd]
     if fd == connection:
         for p in common.descendants(pid):
@@ -135,7 +135,7 @@ def answer(connection, value):
     try:
         os.write(connection, struct.pack("i", value))
     except BrokenPipeError:
-        pass  # nobody waits; end() sees that
+        pass  # its status is not waited for; end() sees that
 
 
 def kill(how, pid):
